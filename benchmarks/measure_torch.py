@@ -1,0 +1,98 @@
+"""Time, peak memory and gradients of one solve in PyTorch.
+
+Memory is the peak during forward + backward minus what was held before: of the allocator on CUDA,
+of the resident set on the CPU. Every timed call gets a fresh random input, made before the clock.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from measure import WARM_UP, peak_resident, summarise
+from torch import Tensor
+
+
+@dataclass
+class TorchSolve:
+    """One system at one K: the solve, the leaves it differentiates, evaluations so far."""
+
+    forward: Callable[[Tensor], Tensor]
+    leaves: Mapping[str, Tensor]
+    evaluations: Callable[[], int] | None = None
+
+
+def measure_torch(
+    solve: TorchSolve,
+    arrays: Mapping[str, np.ndarray],
+    dtype: torch.dtype,
+    device: torch.device,
+    repeats: int,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The row's numbers, and the gradients at the shared input."""
+    cuda = device.type == "cuda"
+    cotangent = torch.from_numpy(arrays["cotangent"]).to(device, dtype)
+    names = ["x0", *solve.leaves]
+
+    def differentiate(x: Tensor, marks: list[Any] | None = None) -> tuple[Tensor, ...]:
+        _mark(marks, cuda)
+        y = solve.forward(x)
+        _mark(marks, cuda)
+        gradients = torch.autograd.grad(y, [x, *solve.leaves.values()], cotangent)
+        _mark(marks, cuda)
+        return gradients
+
+    def fresh() -> Tensor:
+        x = torch.randn(cotangent.shape, dtype=dtype, device=device).requires_grad_()
+        if cuda:
+            torch.cuda.synchronize()
+        return x
+
+    for _ in range(WARM_UP):
+        differentiate(fresh())
+    forward, total = [], []
+    for _ in range(repeats):
+        marks: list[Any] = []
+        differentiate(fresh(), marks)
+        start, middle, end = _seconds(marks, cuda)
+        forward.append(middle - start)
+        total.append(end - start)
+
+    x = fresh()
+    row: dict[str, Any] = summarise(forward, total)
+    if cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        differentiate(x)
+        torch.cuda.synchronize()
+        row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        row["memory"] = "torch.cuda.max_memory_allocated"
+    else:
+        row["peak_bytes"], row["memory"] = peak_resident(lambda: differentiate(x))
+
+    x0 = torch.from_numpy(arrays["x0"]).to(device, dtype).requires_grad_()
+    before = solve.evaluations() if solve.evaluations else 0
+    y = solve.forward(x0)
+    row["evaluations"] = solve.evaluations() - before if solve.evaluations else None
+    gradients = torch.autograd.grad(y, [x0, *solve.leaves.values()], cotangent)
+    return row, {n: g.double().cpu().numpy() for n, g in zip(names, gradients, strict=True)}
+
+
+def _mark(marks: list[Any] | None, cuda: bool) -> None:
+    if marks is None:
+        return
+    if not cuda:
+        marks.append(time.perf_counter())
+        return
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    marks.append(event)
+
+
+def _seconds(marks: list[Any], cuda: bool) -> list[float]:
+    if not cuda:
+        return marks
+    torch.cuda.synchronize()
+    return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]

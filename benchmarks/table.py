@@ -1,0 +1,132 @@
+"""What is written down about a comparison: the record for JSON, the table for reading."""
+
+import os
+import platform
+import tomllib
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import problem
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "torch",
+    "numpy",
+    "torchdiffeq",
+    "torchode",
+    "torchdyn",
+    "jax",
+    "jaxlib",
+    "diffrax",
+    "equinox",
+)
+COLUMNS = (
+    ("forward ms", "forward_ms", "{:.2f}", 1),
+    ("backward ms", "backward_ms", "{:.2f}", 1),
+    ("total ms", "total_ms", "{:.2f}", 1),
+    ("peak MB", "peak_bytes", "{:.1f}", 1e-6),
+    ("error x0", "error_x0", "{:.1e}", 1),
+    ("error coef.", "error_coefficients", "{:.1e}", 1),
+    ("evals", "evaluations", "{:d}", 1),
+)
+NOTES = """\
+Medians. Memory: peak of forward + backward beyond what was held before.
+Errors: ‖g − g_ref‖ / ‖g_ref‖ against the same discretisation in float64 (Euler; another one is \
+named in the row).
+PyTorch rows run eagerly, diffrax rows are compiled; there, backward is total minus forward.
+evals: evaluations of f in the forward pass, where the system lets them be counted."""
+
+
+def versions() -> dict[str, str]:
+    # The checkout comes first on the systems' path, so its version is the one measured.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = {"python": platform.python_version(), "nanode": project["version"]}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def record(
+    device: str,
+    case: problem.Case,
+    repeats: int,
+    seed: int,
+    about: dict[str, Any],
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": {
+            "device": device,
+            "cpu": processor(),
+            "cores": os.cpu_count(),
+            "torch_threads": about["threads"],
+            "gpu": about["gpu"],
+        },
+        "versions": versions(),
+        "problem": problem.describe(case),
+        "repeats": repeats,
+        "seed": seed,
+        "rows": rows,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [str(row["steps"]), row["system"]]
+    for _, key, pattern, scale in COLUMNS:
+        value = row.get(key)
+        cells.append("–" if value is None else pattern.format(value * scale))
+    if row["status"] != "ok":
+        note = f"{row['status']}: {' '.join(row['reason'].split())}"
+    elif row["reference"] != "Euler":
+        note = f"Coupled(Euler), K/2 steps; error against {row['reference']}"
+    else:
+        note = ""
+    return [*cells, note if len(note) <= 90 else note[:89] + "…"]
+
+
+def render(result: dict[str, Any]) -> str:
+    """A Markdown table, K by K."""
+    case, hardware = result["problem"], result["hardware"]
+    header = ["K", "system", *(title for title, *_ in COLUMNS), "note"]
+    rows = [_cells(row) for row in sorted(result["rows"], key=lambda row: row["steps"])]
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    left = (1, len(header) - 1)
+
+    def line(cells: list[str]) -> str:
+        pairs = enumerate(zip(cells, widths, strict=True))
+        return (
+            "| " + " | ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in pairs) + " |"
+        )
+
+    rule = "|" + "|".join("-" * (w + 1) + ("-" if i in left else ":") for i, w in enumerate(widths))
+    place = hardware["gpu"] if hardware["device"] == "cuda" else hardware["cpu"]
+    installed = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v != "not installed")
+    return "\n".join(
+        [
+            f"{case['batch']}×{case['width']}×{case['side']}×{case['side']}, hidden "
+            f"{case['hidden']}, {case['norm']} norm, f in {case['dtype']}, state in "
+            f"{case['state_dtype']}, {case['basis']}; {result['repeats']} repeats",
+            f"{place} ({hardware['device']}); {installed}; {result['date']}",
+            "",
+            line(header),
+            rule + "|",
+            *map(line, rows),
+            "",
+            NOTES,
+        ]
+    )

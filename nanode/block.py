@@ -1,0 +1,121 @@
+"""ODEBlock: a solve as an ordinary module."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanode.bases.basis import checked_count
+from nanode.fields import Field, as_field
+from nanode.gradients import Backprop, Evaluations, Gradient, Plan
+from nanode.integrate import Solver, make_plan, odeint, resolve_interval, solve
+from nanode.solvers import Adaptive, Euler, Schedule
+
+
+class ODEBlock(nn.Module):
+    r"""The flow of a field as a layer, :math:`x(t_0) \mapsto x(t_1)` with :math:`\dot x = s f(t, x)`.
+
+    Args:
+        field: a ``Field``, or any callable ``f(t, x, *conditioning)``.
+        steps: how many equal steps, or a ``Schedule`` (not with an adaptive solver).
+        solver: a stepper, or ``Adaptive()``.
+        gradient: how to differentiate: ``Backprop()``, ``Checkpointed()``, ``Reversal()`` …
+        scale: s above; ``scale=steps`` on an interval of length 1 is a residual network.
+        augment: how many zero features to append to x before the solve, along ``augment_axis``
+            (as in augmented neural ODEs); the output has them too.
+        interval: from where to where; by default the field's own interval.
+        at: times at which states are wanted; the output then has a leading axis.
+        check_finite: raise at the first step after which the state isn't finite.
+
+    With one bucket per Euler step and ``scale=steps`` this is a residual network.
+
+    >>> import nanode, torch
+    >>> field = nanode.TimeVarying(torch.nn.Linear(4, 4), basis=nanode.Chebyshev(degree=3))
+    >>> block = nanode.ODEBlock(
+    ...     field, steps=8, solver=nanode.Coupled(nanode.Midpoint()), gradient=nanode.Reversal()
+    ... )
+    >>> block(torch.randn(2, 4)).shape
+    torch.Size([2, 4])
+    >>> block.nfe.forward
+    32
+    """
+
+    def __init__(
+        self,
+        field: Field | Callable[..., Any],
+        steps: int | Schedule | None = None,
+        solver: Solver | None = None,
+        gradient: Gradient | None = None,
+        *,
+        scale: float = 1.0,
+        augment: int = 0,
+        augment_axis: int = 1,
+        interval: tuple[float, float] | None = None,
+        at: Sequence[float] | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        super().__init__()
+        self.field = as_field(field)
+        self.solver: Solver = solver or Euler()
+        self.gradient = gradient or Backprop()
+        self.scale = scale
+        self.augment = checked_count("augment", augment, least=0)
+        self.augment_axis = augment_axis
+        self.at = None if at is None else tuple(float(t) for t in at)
+        self.interval = resolve_interval(self.field, interval, self.at)
+        self.check_finite = check_finite
+        #: Evaluations of the field in the last solve; ``backward`` counts as its backward pass runs.
+        self.nfe = Evaluations()
+        self.steps: int | Schedule | None = None
+        self._plan: Plan | None = None
+        self.regrid(steps)
+
+    def regrid(self, steps: int | Schedule | None) -> None:
+        """Solve with other steps from now on; norm statistics are interpolated to the new grid."""
+        if isinstance(self.solver, Adaptive):
+            if steps is not None:
+                raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
+            return
+        if steps is None:
+            raise ValueError("say how many steps: steps=10, or a schedule such as nanode.Aligned(10)")
+        plan = make_plan(
+            self.field, self.interval, steps, self.solver, self.scale, self.at, self.check_finite
+        )
+        self.gradient.check(plan)
+        self.steps, self._plan = steps, plan
+
+    def forward(self, x: Any, *conditioning: Any) -> Any:
+        """The state at the end of the interval, or at the times of ``at``."""
+        if self.augment:
+            x = self._augmented(x)
+        if self._plan is None:
+            return odeint(
+                self.field,
+                x,
+                interval=self.interval,
+                at=self.at,
+                solver=self.solver,
+                gradient=self.gradient,
+                conditioning=conditioning,
+                scale=self.scale,
+            )
+        result, evaluations = solve(
+            self._plan, self.gradient, x, conditioning, stacked=self.at is not None
+        )
+        if not torch.compiler.is_compiling():
+            self.nfe = evaluations
+        return result
+
+    def _augmented(self, x: Any) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise ValueError(f"augment= needs a tensor as state, got {type(x).__name__}")
+        axis = self.augment_axis % x.ndim
+        return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, self.augment])
+
+    def extra_repr(self) -> str:
+        return (
+            f"steps={self.steps}, solver={self.solver!r}, gradient={self.gradient!r}, "
+            f"scale={self.scale}, interval={self.interval}"
+        )

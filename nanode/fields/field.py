@@ -1,0 +1,150 @@
+"""The interface of a field: the right-hand side of dx/dt = f(t, x), its weights apart."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from nanode.fields.swap import Lender
+from nanode.stages import Side, Stage, Stages
+from nanode.trajectories.trajectory import Named
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a whole solve: ``moving`` ones have a leading axis over its stages."""
+
+    moving: Named
+    constant: Named
+
+    def rows(self) -> list[Named]:
+        """The weights of each stage, as views."""
+        if not self.moving:
+            return []
+        # unbind, not indexing: its gradient is one stack, where every index would fill a table.
+        columns = [table.unbind(0) for table in self.moving.values()]
+        return [
+            dict(zip(self.moving, row, strict=True)) | self.constant
+            for row in zip(*columns, strict=True)
+        ]
+
+    def at(self, i: int) -> Named:
+        """The weights of stage i, as views."""
+        return {name: table[i] for name, table in self.moving.items()} | self.constant
+
+
+class Field(nn.Module, ABC):
+    """dx/dt = f(t, x): called ``field(t, x)`` by a person, in two parts by a solver.
+
+    A solver asks once for the ``weights`` of all its stages, then for one ``evaluate`` a stage with
+    that stage's weights. Inputs beyond x (``conditioning``) are passed through.
+    """
+
+    #: Where the field is defined in time; None means everywhere.
+    interval: tuple[float, float] | None = None
+    #: Times where the field or one of its derivatives jumps.
+    breakpoints: tuple[float, ...] = ()
+    #: Those breakpoints where the field itself jumps.
+    jumps: tuple[float, ...] = ()
+
+    @abstractmethod
+    def weights(self, stages: Stages) -> Weights:
+        """All weights that the evaluations of a solve need."""
+
+    @abstractmethod
+    def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
+        """The weights at one time, differentiable in t."""
+
+    @abstractmethod
+    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
+        """f at one stage, with the weights of that stage."""
+
+    def forward(self, t: float | Tensor, x: Any, *conditioning: Any) -> Any:
+        """f(t, x)."""
+        return self.evaluate(self.weights_at(t), Stage.alone(t), x, *conditioning)
+
+
+class ConstantField(Field):
+    """A field whose weights don't move: those of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        check_norms(module)
+        self._lender = Lender(module, moving=())
+
+    def weights(self, stages: Stages) -> Weights:
+        """The module's parameters, as they are."""
+        return Weights(moving={}, constant=dict(self.module.named_parameters()))
+
+    def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
+        """The module's parameters, as they are."""
+        return dict(self.module.named_parameters())
+
+
+class Autonomous(ConstantField):
+    r"""A field that doesn't know the time, :math:`f(t, x) = m(x)`.
+
+    >>> import nanode, torch
+    >>> field = nanode.Autonomous(torch.nn.Linear(3, 3))
+    >>> x = torch.randn(2, 3)
+    >>> torch.equal(field(0.2, x), field(0.9, x))
+    True
+    """
+
+    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
+        """The module at x."""
+        with self._lender.lend(weights, stage):
+            return self.module(x, *conditioning)
+
+
+class Callback(ConstantField):
+    """Any callable f(t, x, *conditioning), as other ODE libraries take.
+
+    A module's parameters are known to the solve; a plain function has none, and what it closes over
+    gets gradients only by ``Backprop`` (other gradient methods raise).
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        module = function if isinstance(function, nn.Module) else _Function(function)
+        super().__init__(module)
+
+    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
+        """The callable at (t, x)."""
+        with self._lender.lend(weights, stage):
+            return self.module(stage.time, x, *conditioning)
+
+
+class _Function(nn.Module):
+    """A plain function in a module's clothes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def as_field(field: Any) -> Field:
+    """A field as it is; any other callable f(t, x) as a field."""
+    if isinstance(field, Field):
+        return field
+    if callable(field):
+        return Callback(field)
+    raise ValueError(f"expected a Field or a callable f(t, x), got {type(field).__name__}")
+
+
+def check_norms(module: nn.Module) -> None:
+    """Refuse norms whose running statistics would mix the evaluations of a solve."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            raise ValueError(
+                f"{name or 'the module'} is a {type(part).__name__} with running statistics: inside "
+                "a field it is evaluated many times a solve, so one set of statistics would mix "
+                "all times, and recomputation would update it twice. Use nanode.BatchNorm (one set "
+                "per evaluation), nanode.convert_norms(module), GroupNorm or LayerNorm, or pass "
+                "track_running_stats=False."
+            )

@@ -1,0 +1,140 @@
+"""Batch norm inside a field.
+
+Note *statistics per evaluation*: a field is evaluated many times a solve, on states whose
+distribution changes with time, and once more each for the backward pass. One set of running
+statistics would mix all of that. Here each evaluation of a solve has its own set, by stage index,
+and only the first pass through it updates the set.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanode.fields.swap import StageAware
+
+
+class BatchNorm(StageAware):
+    r"""Batch norm with one set of statistics per evaluation of the solve.
+
+    .. math:: y = \gamma \frac{x - \mu_i}{\sqrt{\sigma_i^2 + \epsilon}} + \beta
+
+    Shapes: x is ``(batch, features, ...)``; ``running_mean`` and ``running_var`` are
+    ``(evaluations, features)``, sized by the block that the field belongs to. In training mode
+    :math:`\mu_i, \sigma_i` are the batch's own; in eval mode they are evaluation i's running ones.
+    With a single evaluation this is ``nn.BatchNorm``. Each process of a distributed run uses its
+    own batch, as ``nn.BatchNorm`` does.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+    ) -> None:
+        super().__init__()
+        self.features, self.eps, self.momentum, self.affine = features, eps, momentum, affine
+        #: The times of the evaluations that the statistics belong to.
+        self.times: tuple[float, ...] = ()
+        if affine:
+            self.weight = nn.Parameter(torch.ones(features))
+            self.bias = nn.Parameter(torch.zeros(features))
+        else:
+            self.register_parameter("weight", None)
+            self.register_parameter("bias", None)
+        self.register_buffer("running_mean", torch.zeros(0, features))
+        self.register_buffer("running_var", torch.ones(0, features))
+
+    def prepare(self, times: Sequence[float]) -> None:
+        """Make room for evaluations at these times, carrying over statistics of an earlier grid.
+
+        Between the times of the earlier grid statistics are interpolated linearly.
+        """
+        times = tuple(times)
+        if times == self.times:
+            return
+        mean, var = self.running_mean, self.running_var
+        if len(self.times) == len(mean) > 0:
+            mean, var = (_interpolated(a, self.times, times) for a in (mean, var))
+        else:
+            mean = mean.new_zeros(len(times), self.features)
+            var = var.new_ones(len(times), self.features)
+        self.running_mean, self.running_var, self.times = mean, var, times
+
+    def reset_parameters(self) -> None:
+        """Affine back to ones and zeros."""
+        if self.affine:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised x."""
+        stage = self.stage
+        mean = var = None
+        if stage is not None and stage.index >= 0:
+            if stage.index >= len(self.running_mean):
+                raise ValueError(
+                    f"this norm has statistics for {len(self.running_mean)} evaluations and was "
+                    f"asked for number {stage.index}; solve through nanode.ODEBlock or "
+                    "nanode.odeint, which make room for all of them"
+                )
+            if not self.training or stage.record:
+                mean, var = self.running_mean[stage.index], self.running_var[stage.index]
+        elif not self.training:
+            raise ValueError(
+                "in eval mode this norm's statistics belong to the evaluations of a fixed grid; "
+                "call the field through nanode.ODEBlock or nanode.odeint with a fixed-step "
+                "solver, or use GroupNorm with adaptive solvers"
+            )
+        return F.batch_norm(
+            x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, evaluations={len(self.running_mean)}"
+
+
+def convert_norms(module: nn.Module) -> nn.Module:
+    """Replace every ``nn.BatchNorm`` in a module by ``nanode.BatchNorm``, affine values kept.
+
+    >>> import nanode
+    >>> nanode.convert_norms(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))[0]
+    BatchNorm(8, evaluations=0)
+    """
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        if module.momentum is None:
+            raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
+        norm = BatchNorm(module.num_features, module.eps, module.momentum, module.affine)
+        if module.affine:
+            norm.weight, norm.bias = module.weight, module.bias
+        like = next(module.buffers(), norm.running_mean)
+        norm.running_mean = norm.running_mean.to(like.device)
+        norm.running_var = norm.running_var.to(like.device)
+        return norm.train(module.training)
+    for name, child in list(module.named_children()):
+        converted = convert_norms(child)
+        if converted is not child:
+            setattr(module, name, converted)
+    return module
+
+
+def prepare_norms(module: nn.Module, times: Sequence[float]) -> None:
+    """Make room for the evaluations at these times in every norm of a field."""
+    for part in module.modules():
+        if isinstance(part, BatchNorm):
+            part.prepare(times)
+
+
+def _interpolated(rows: Tensor, old: Sequence[float], new: Sequence[float]) -> Tensor:
+    """Rows at old times, linearly interpolated to new ones; rows of one time are averaged first."""
+    times, where = np.unique(np.asarray(old), return_inverse=True)
+    values = rows.double().cpu().numpy()
+    mean = np.stack([values[where == i].mean(0) for i in range(len(times))])
+    columns = [np.interp(np.asarray(new), times, column) for column in mean.T]
+    return torch.from_numpy(np.stack(columns, axis=1)).to(rows)

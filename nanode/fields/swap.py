@@ -1,0 +1,93 @@
+"""Lending a module other weights for the length of one call.
+
+``torch.func.functional_call`` does the same, but restores nothing for modules that keep a second
+reference to their weights (recurrent layers), and two threads that share the module corrupt each
+other. Here each call waits for its turn.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanode.stages import Stage
+
+
+class StageAware(nn.Module):
+    """A module that needs to know which evaluation of a solve it is part of."""
+
+    #: Set for the length of an evaluation.
+    stage: Stage | None = None
+
+
+class _Turn:
+    """A lock that copies and pickles as a new one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Turn, ()
+
+
+class Lender:
+    """Knows where each named weight of a module lives, and puts others there for one call.
+
+    Weights named in ``moving`` are taken out of the module for good: between calls their place
+    holds None.
+    """
+
+    def __init__(self, module: nn.Module, moving: Sequence[str]) -> None:
+        self.turn = _Turn()
+        self.places: list[tuple[nn.Module, str, str]] = []
+        canonical: dict[int, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            first = canonical.setdefault(id(parameter), name)
+            path, _, leaf = name.rpartition(".")
+            self.places.append((module.get_submodule(path), leaf, first))
+        for owner, leaf, name in self.places:
+            # A submodule used twice is listed twice, but gives its parameter up only once.
+            if name in moving and leaf in owner._parameters:
+                del owner._parameters[leaf]
+                setattr(owner, leaf, None)
+        self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
+
+    @contextmanager
+    def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
+        """The module with these weights, at this stage, while the context lasts."""
+        if torch.compiler.is_compiling():  # tracing is single-threaded and can't hold locks
+            yield from self._swapped(weights, stage)
+        else:
+            with self.turn.lock:
+                yield from self._swapped(weights, stage)
+
+    def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
+        before = [_put(owner, leaf, weights[name]) for owner, leaf, name in self.places]
+        stages = [part.stage for part in self.aware]
+        for part in self.aware:
+            part.stage = stage
+        try:
+            yield
+        finally:
+            for (owner, leaf, _), old in zip(reversed(self.places), reversed(before), strict=True):
+                _put(owner, leaf, old)
+            for part, earlier in zip(self.aware, stages, strict=True):
+                part.stage = earlier
+
+
+def _put(owner: nn.Module, leaf: str, value: Tensor | None) -> Tensor | None:
+    """Set a weight, as a parameter or an attribute, and return the one it replaces."""
+    if leaf not in owner._parameters:
+        old: Tensor | None = getattr(owner, leaf)
+        setattr(owner, leaf, value)
+        return old
+    old = owner._parameters[leaf]
+    if value is not old:
+        owner._parameters[leaf] = value  # type: ignore[assignment]
+        if isinstance(owner, nn.RNNBase) and leaf in owner._flat_weights_names:
+            # Recurrent layers read their weights from a list of their own.
+            owner._flat_weights[owner._flat_weights_names.index(leaf)] = value
+    return old

@@ -1,0 +1,160 @@
+"""Any module as a field whose weights are functions of time."""
+
+import copy
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from nanode.bases import Basis
+from nanode.fields.field import Field, Weights, check_norms
+from nanode.fields.swap import Lender
+from nanode.stages import Side, Stage, Stages
+from nanode.trajectories import Expansion, Joined, Start, Trajectory, TrajectoryFactory, Untied
+from nanode.trajectories.trajectory import Named
+
+#: How a weight moves: a basis, a kind of trajectory, or None to leave it constant.
+Motion = Basis | TrajectoryFactory | None
+
+
+class TimeVarying(Field):
+    r"""A module whose weights move, :math:`f(t, x) = m(x; \theta(t; \alpha))`.
+
+    The module may be anything: its parameters move out into ``trajectory``, under their own names,
+    and come back at each evaluation. Parameters left constant stay in ``module``, and so do
+    buffers.
+
+    Args:
+        module: maps x (and conditioning) to dx/dt. It is taken over, not copied.
+        basis: the functions of time that every weight is expanded in.
+        start: where the coefficients start; by default the module's own values, constant in t.
+            ``"untied"`` draws the module anew for each bucket.
+        weights: another kind of trajectory in place of ``basis``: a callable that makes one from
+            named tensors, such as ``nanode.Hypernetwork``.
+        overrides: by parameter name, the prefix of a submodule, or a pattern with ``*``: another
+            basis or trajectory for some weights, or None to leave them constant in time. Where
+            several match, the last one counts.
+
+    With a constant basis this is ``Autonomous(module)``.
+
+    >>> import nanode, torch
+    >>> from torch import nn
+    >>> module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    >>> field = nanode.TimeVarying(
+    ...     module, basis=nanode.Trigonometric(order=2), overrides={"*.bias": None}
+    ... )
+    >>> field(0.5, torch.randn(3, 4)).shape
+    torch.Size([3, 4])
+    >>> sorted(name for name, _ in field.named_parameters())  # doctest: +NORMALIZE_WHITESPACE
+    ['module.0.bias', 'module.2.bias',
+     'trajectory.coefficients.0.weight', 'trajectory.coefficients.2.weight']
+    """
+
+    trajectory: Trajectory
+
+    def __init__(
+        self,
+        module: nn.Module,
+        basis: Basis | None = None,
+        *,
+        start: Start | str | None = None,
+        weights: TrajectoryFactory | None = None,
+        overrides: Mapping[str, Motion] | None = None,
+    ) -> None:
+        super().__init__()
+        if (basis is None) == (weights is None):
+            raise ValueError("give TimeVarying either basis= or weights=, and not both")
+        if start is not None and weights is not None:
+            raise ValueError("start= belongs to basis=; a factory given as weights= starts itself")
+        parameters = dict(module.named_parameters())
+        if not parameters:
+            raise ValueError(
+                f"{type(module).__name__} has no parameters, so nothing can move in time; "
+                "use nanode.Autonomous(module)"
+            )
+        check_norms(module)
+        if isinstance(start, str):
+            if start != "untied":
+                raise ValueError(f'start must be a Start or "untied", got {start!r}')
+            start = Untied(partial(_fresh, module))
+        motions = _motions(parameters, basis if basis is not None else weights, overrides or {})
+        parts = []
+        for motion, names in _grouped(motions):
+            chosen = {name: parameters[name] for name in names}
+            if isinstance(motion, Basis):
+                parts.append(Expansion(chosen, motion, start))
+            else:
+                parts.append(motion(chosen))
+        if not parts:
+            raise ValueError("every parameter is left constant; use nanode.Autonomous(module)")
+        self.trajectory = parts[0] if len(parts) == 1 else Joined(parts)
+        self.interval = self.trajectory.interval
+        self.breakpoints = self.trajectory.breakpoints
+        self.jumps = self.trajectory.jumps
+        self._lender = Lender(module, moving=list(self.trajectory.shapes))
+        self.module = module
+
+    def weights(self, stages: Stages) -> Weights:
+        """One table per moving weight, and the constant ones as they are."""
+        return Weights(self.trajectory.table(stages), dict(self.module.named_parameters()))
+
+    def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
+        """Every weight at time t."""
+        moving: Named = self.trajectory(t, side)
+        return moving | dict(self.module.named_parameters())
+
+    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
+        """The module at x, with these weights."""
+        with self._lender.lend(weights, stage):
+            return self.module(x, *conditioning)
+
+
+def _motions(
+    parameters: Mapping[str, Tensor], default: Motion, overrides: Mapping[str, Motion]
+) -> dict[str, Motion]:
+    """How each parameter moves."""
+    motions = dict.fromkeys(parameters, default)
+    for pattern, motion in overrides.items():
+        hits = [
+            name
+            for name in parameters
+            if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+        ]
+        if not hits:
+            raise ValueError(
+                f"the override {pattern!r} names no parameter; there are: {', '.join(parameters)}"
+            )
+        if not (motion is None or callable(motion)):
+            raise ValueError(
+                f"the override {pattern!r} must be a basis, a trajectory factory or None, "
+                f"got {motion!r}"
+            )
+        motions.update(dict.fromkeys(hits, motion))
+    return motions
+
+
+def _grouped(motions: Mapping[str, Motion]) -> list[tuple[Basis | TrajectoryFactory, list[str]]]:
+    """Names by motion, each motion once, constants left out."""
+    groups: dict[int, tuple[Basis | TrajectoryFactory, list[str]]] = {}
+    for name, motion in motions.items():
+        if motion is not None:
+            groups.setdefault(id(motion), (motion, []))[1].append(name)
+    return list(groups.values())
+
+
+def _fresh(module: nn.Module) -> nn.Module:
+    """A copy of the module, initialised anew by its layers' own rules."""
+    module = copy.deepcopy(module)
+    for name, part in module.named_modules():
+        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+        if callable(reset):
+            reset()
+        elif any(True for _ in part.parameters(recurse=False)):
+            raise ValueError(
+                f"{name or type(part).__name__} has parameters but no reset_parameters(), so it "
+                "can't be drawn anew; pass start=nanode.Untied(draw) with a function that makes a "
+                "fresh module"
+            )
+    return module

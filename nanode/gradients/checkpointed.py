@@ -1,0 +1,104 @@
+"""Exact gradients from a few stored states: each segment between them is solved again."""
+
+from dataclasses import dataclass
+from math import ceil, isqrt
+
+import torch
+from torch import Tensor
+
+from nanode.bases.basis import checked_count
+from nanode.gradients.recompute import Job, Ledger, Recomputing, flatten, leaves, vjp
+from nanode.solvers.stepper import Carry, State
+
+
+@dataclass(frozen=True)
+class Checkpointed(Recomputing):
+    """Keeps the state at the start of each of ``segments`` pieces (√K by default).
+
+    The backward pass solves a piece again with its graph, then differentiates it: one evaluation
+    and one vector–Jacobian product a stage, and the activations of one piece at a time. As many
+    segments as steps keeps every state and the activations of a single step. Serves any stepper;
+    ``Reversal`` holds less, but only invertible steppers can use it.
+    """
+
+    segments: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.segments is not None:
+            checked_count("segments", self.segments, least=1)
+
+    def bounds(self, steps: int) -> list[int]:
+        """The first step of each segment, and the number of steps."""
+        count = self.segments if self.segments is not None else isqrt(steps - 1) + 1
+        count = min(count, steps)
+        return [ceil(steps * n / count) for n in range(count + 1)]
+
+    def forward(self, job: Job, x: State) -> tuple[dict[int, State], list[State]]:
+        """One pass, keeping x and what each later segment starts from."""
+        inner = self.bounds(job.plan.grid.steps)[1:-1]
+        wanted: dict[int, State] = {}
+        kept: list[State] = [x]
+
+        def visit(k: int, carry: Carry) -> None:
+            if k in job.plan.wanted:
+                wanted[k] = carry[0]
+            if k in inner:
+                kept.extend(carry)
+
+        job.problem.march(job.first, job.problem.open(job.first, x), visit)
+        return wanted, kept
+
+    def backward(
+        self, job: Job, ledger: Ledger, kept: list[State], grads: dict[int, State]
+    ) -> State:
+        """Segment by segment, last to first."""
+        bounds = self.bounds(job.plan.grid.steps)
+        segments = len(bounds) - 1
+        width = (len(kept) - 1) // max(1, segments - 1)  # states in a carry
+        flowing: list[Tensor | None] = []
+        for n in reversed(range(segments)):
+            begin = kept[1 + (n - 1) * width : 1 + n * width] if n else kept[:1]
+            flowing = self._segment(job, ledger, tuple(begin), bounds[n : n + 2], grads, flowing)
+        return tuple(flowing)  # type: ignore[arg-type]
+
+    def _segment(
+        self,
+        job: Job,
+        ledger: Ledger,
+        begin: Carry,
+        bounds: list[int],
+        grads: dict[int, State],
+        flowing: list[Tensor | None],
+    ) -> list[Tensor | None]:
+        """The gradients of what one segment starts from, given those of what it ends in."""
+        first, last = bounds
+        start = tuple(leaves(state) for state in begin)
+        used: list[int] = []
+        reached: list[Tensor] = []
+        given: list[Tensor | None] = []
+
+        def f(i: int, x: State) -> State:
+            used.append(i)
+            return ledger.evaluate(i, x)
+
+        def visit(k: int, carry: Carry) -> None:
+            if k in grads:
+                reached.extend(carry[0])
+                given.extend(grads[k])
+
+        with torch.enable_grad():
+            carry = start if first else job.problem.open(f, start[0])
+            end = job.problem.march(f, carry, visit, first, last)
+        if flowing:
+            reached.extend(flatten(end))
+            given.extend(flowing)
+        own = flatten(start)
+        rows = [list(ledger.moving(i).values()) for i in used]
+        found = vjp(reached, [*own, *ledger.shared, *(w for row in rows for w in row)], given)
+        ledger.take_shared(found[len(own) : len(own) + len(ledger.shared)])
+        position = len(own) + len(ledger.shared)
+        for i, row in zip(used, rows, strict=True):
+            ledger.take(i, found[position : position + len(row)])
+            position += len(row)
+        return found[: len(own)]

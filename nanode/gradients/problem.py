@@ -1,0 +1,141 @@
+"""One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from nanode.fields.field import Field
+from nanode.solvers.grid import Grid
+from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
+from nanode.stages import Stages
+from nanode.trajectories.trajectory import Named
+
+
+@dataclass
+class Evaluations:
+    """How often a solve evaluated its field."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a solve needs to know before it sees x; made once and used for any number of solves."""
+
+    field: Field
+    stepper: Stepper
+    grid: Grid
+    stages: Stages
+    widths: tuple[float, ...]
+    #: The grid points whose states are wanted, in order; point 0 is x itself.
+    wanted: tuple[int, ...]
+    check_finite: bool = False
+
+
+@dataclass
+class Problem:
+    """A plan and the structure of one x and its conditioning."""
+
+    plan: Plan
+    structure: TreeSpec
+    conditioning: "Conditioning"
+    evaluations: Evaluations = field(default_factory=Evaluations)
+
+    def evaluate(
+        self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
+    ) -> State:
+        """f at stage i, checked to be a derivative of x and to have left x alone."""
+        versions = [part._version for part in x]
+        value = self.plan.field.evaluate(
+            weights, stages[i], tree_unflatten(x, self.structure), *conditioning
+        )
+        slopes, structure = tree_flatten(value)
+        if structure != self.structure or any(
+            not isinstance(slope, Tensor) or slope.shape != part.shape
+            for slope, part in zip(slopes, x, strict=True)
+        ):
+            raise ValueError(
+                f"the field must return dx/dt in the shape of x: expected {_shapes(x)}, got "
+                f"{_shapes(slopes)}"
+            )
+        if [part._version for part in x] != versions:
+            raise ValueError(
+                "the field changed x in place, which would corrupt the state; make its first "
+                "operation out of place (nn.ReLU() instead of nn.ReLU(inplace=True))"
+            )
+        return tuple(slopes)
+
+    def open(self, f: Callable[[int, State], State], x: State) -> Carry:
+        """What the first step starts from; ``f`` takes stage indices."""
+        return self.plan.stepper.start(self.local(f, 0), x)
+
+    def march(
+        self,
+        f: Callable[[int, State], State],
+        carry: Carry,
+        visit: Callable[[int, Carry], None],
+        first: int = 0,
+        last: int | None = None,
+    ) -> Carry:
+        """Steps ``first`` up to ``last``, telling ``visit`` each point reached."""
+        plan = self.plan
+        for k in range(first, plan.grid.steps if last is None else last):
+            carry = plan.stepper.step(self.local(f, k), plan.widths[k], carry)
+            if plan.check_finite:
+                self._check_finite(k, carry[0])
+            visit(k + 1, carry)
+        return carry
+
+    def local(self, f: Callable[[int, State], State], k: int) -> Evaluate:
+        """f of stage indices as the stepper sees it in step k."""
+        base = self.first_stage(k)
+        return lambda j, x: f(base + j, x)
+
+    def first_stage(self, k: int) -> int:
+        """The index of the first evaluation of step k."""
+        stepper = self.plan.stepper
+        return int(stepper.opening) + k * len(stepper.fractions)
+
+    def _check_finite(self, k: int, x: State) -> None:
+        if not all(bool(torch.isfinite(part).all()) for part in x):
+            points = self.plan.grid.points
+            raise ValueError(
+                f"the state is not finite after step {k} of {self.plan.grid.steps}, from t = "
+                f"{float(points[k]):.6g} to t = {float(points[k + 1]):.6g}"
+            )
+
+
+class Conditioning:
+    """Extra inputs of the field: tensors that get gradients, and anything else as it is."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        leaves, self.structure = tree_flatten(values)
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+
+    def rebuilt(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """The same values with other tensors."""
+        supply = iter(tensors)
+        leaves = [
+            next(supply) if is_tensor else other
+            for is_tensor, other in zip(self._is_tensor, self._others, strict=True)
+        ]
+        values: tuple[Any, ...] = tree_unflatten(leaves, self.structure)
+        return values
+
+    def forget(self) -> "Conditioning":
+        """The structure alone, for a backward pass that is handed the tensors."""
+        bare = object.__new__(Conditioning)
+        bare.__dict__.update(self.__dict__, tensors=[])
+        return bare
+
+
+def _shapes(parts: Any) -> Any:
+    shapes = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
+    return shapes[0] if len(shapes) == 1 else shapes

@@ -1,0 +1,239 @@
+"""odeint: field + solver + gradient → states."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from nanode.fields import BatchNorm, Field, as_field, prepare_norms
+from nanode.gradients import Backprop, Backsolve, Gradient, Plan, Problem
+from nanode.gradients.problem import Conditioning, Evaluations
+from nanode.solvers import Adaptive, Euler, Given, Schedule, Stepper, as_schedule
+from nanode.solvers.stepper import State
+from nanode.stages import Side, Stage
+
+Solver = Stepper | Adaptive
+
+
+def odeint(
+    field: Field | Callable[..., Any],
+    x: Any,
+    *,
+    steps: int | Schedule | None = None,
+    interval: tuple[float, float] | None = None,
+    at: Sequence[float] | Tensor | None = None,
+    solver: Solver | None = None,
+    gradient: Gradient | None = None,
+    conditioning: tuple[Any, ...] = (),
+    scale: float = 1.0,
+    check_finite: bool = False,
+) -> Any:
+    r"""Solve :math:`\dot x = s\, f(t, x)` from a given start.
+
+    Args:
+        field: a ``Field``, or any callable ``f(t, x, *conditioning)``.
+        x: the state at the start: a tensor of any shape, or a tuple or dict of tensors.
+        steps: how many equal steps, or a ``Schedule``. By default one step between each two
+            times of ``at``.
+        interval: from where to where; (t0, t1) with t1 < t0 runs backwards. By default the ends of
+            ``at``, or else the field's own interval, or (0, 1).
+        at: times at which states are wanted, in the order of the solve and on its grid.
+        solver: a stepper (``Euler()`` by default) or ``Adaptive()``.
+        gradient: ``Backprop()`` by default.
+        conditioning: further inputs of the field, passed through; tensors in it get gradients.
+        scale: s above; ``scale=steps`` on an interval of length 1 makes an Euler step a residual
+            layer.
+        check_finite: raise at the first step after which the state isn't finite.
+
+    Returns:
+        The state at the end of the interval; with ``at``, states at those times along a new
+        leading axis.
+
+    >>> import nanode, torch
+    >>> decay = lambda t, x: -x
+    >>> x = nanode.odeint(decay, torch.ones(1, dtype=torch.float64), steps=100, solver=nanode.RK4())
+    >>> abs(float(x) - 0.36787944) < 1e-8
+    True
+    """
+    field = as_field(field)
+    solver, gradient = solver or Euler(), gradient or Backprop()
+    if at is not None and isinstance(at, Tensor) and at.requires_grad:
+        if not isinstance(solver, Adaptive):
+            raise ValueError(
+                "the times require grad, and a fixed grid is not differentiated in them; use "
+                "solver=nanode.Adaptive() or pass at.detach()"
+            )
+    elif at is not None:
+        at = [float(t) for t in at]
+    ends = resolve_interval(field, interval, at)
+    if isinstance(solver, Adaptive):
+        if steps is not None:
+            raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
+        times = at if at is not None else list(ends)
+        return _adaptive(field, x, solver, gradient, times, at is None, conditioning, scale)
+    if steps is None:
+        if at is None:
+            raise ValueError("say how many steps: steps=10, or a schedule such as nanode.Aligned(10)")
+        steps = Given(at)  # type: ignore[arg-type]
+    plan = make_plan(field, ends, steps, solver, scale, at, check_finite)  # type: ignore[arg-type]
+    gradient.check(plan)
+    return solve(plan, gradient, x, conditioning, stacked=at is not None)[0]
+
+
+def make_plan(
+    field: Field,
+    interval: tuple[float, float],
+    steps: int | Schedule,
+    stepper: Stepper,
+    scale: float = 1.0,
+    at: Sequence[float] | None = None,
+    check_finite: bool = False,
+) -> Plan:
+    """All that a fixed-grid solve can know before it sees x."""
+    if not isinstance(stepper, Stepper):
+        raise ValueError(f"solver must be a stepper such as nanode.Euler(), got {stepper!r}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    grid = as_schedule(steps).grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
+    wanted = (grid.steps,) if at is None else _positions(at, grid.points)
+    crossed = [t for t in field.jumps if not _on_grid(t, grid.points)]
+    low, high = sorted(interval)
+    if stepper.order > 1 and any(low < t < high for t in crossed):
+        warnings.warn(
+            f"the weights jump at t = {crossed[0]:.4g}, inside a step: each step uses one bucket "
+            f"throughout, and {stepper!r} falls back to order 1. Use steps=nanode.Aligned(...), or "
+            "a number of steps that the number of buckets divides",
+            stacklevel=3,
+        )
+    bound = stepper.bind(grid.steps)
+    stages = grid.stages(bound)
+    prepare_norms(field, [float(stage.time) for stage in stages])
+    widths = tuple(scale * width for width in grid.widths())
+    return Plan(field, bound, grid, stages, widths, wanted, check_finite)
+
+
+def solve(
+    plan: Plan, gradient: Gradient, x: Any, conditioning: tuple[Any, ...], stacked: bool
+) -> tuple[Any, Evaluations]:
+    """Run a plan; the result in x's structure, and the count of evaluations."""
+    parts, structure = tree_flatten(x)
+    state = _checked(parts, plan.field)
+    problem = Problem(plan, structure, Conditioning(conditioning))
+    states = gradient.solve(problem, state)
+    result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]
+    return tree_unflatten(list(result), structure), problem.evaluations
+
+
+def _checked(parts: list[Any], field: Field) -> State:
+    """The state's tensors, in the precision that a state needs."""
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise ValueError(
+            "the state must be a tensor, or a tuple or dict of tensors, got "
+            f"{[type(part).__name__ for part in parts]}"
+        )
+    for part in parts:
+        if not (part.is_floating_point() or part.is_complex()):
+            raise ValueError(f"the state must be floating point, got {part.dtype}")
+    devices = {part.device for part in parts}
+    devices |= {parameter.device for parameter in field.parameters()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the state and the field must be on one device, got {sorted(map(str, devices))}; "
+            "move one of them with .to(device)"
+        )
+    kind = parts[0].device.type
+    if torch.is_autocast_enabled(kind):
+        # Under autocast f runs in half precision; a state that small steps add up in must not.
+        halves = (torch.float16, torch.bfloat16)
+        parts = [part.float() if part.dtype in halves else part for part in parts]
+    return tuple(parts)
+
+
+def resolve_interval(
+    field: Field, interval: tuple[float, float] | None, at: Sequence[float] | Tensor | None
+) -> tuple[float, float]:
+    """From where to where, inside the field's own interval."""
+    if interval is None:
+        interval = (float(at[0]), float(at[-1])) if at is not None else field.interval or (0.0, 1.0)
+    a, b = float(interval[0]), float(interval[1])
+    if not (math.isfinite(a) and math.isfinite(b) and a != b):
+        raise ValueError(f"interval must be two different finite times, got {interval!r}")
+    if field.interval is not None:
+        low, high = field.interval
+        if not (low <= min(a, b) and max(a, b) <= high):
+            raise ValueError(
+                f"the solve runs from {a} to {b}, outside the interval {field.interval} that the "
+                "field's weights are defined on; give the basis interval=(t0, t1) that holds both"
+            )
+    return a, b
+
+
+def _positions(at: Sequence[float], points: tuple[Fraction, ...]) -> tuple[int, ...]:
+    """The grid points at the wanted times."""
+    positions = []
+    for t in at:
+        k = min(range(len(points)), key=lambda n: abs(points[n] - Fraction(t)))
+        if not _on_grid(t, points):
+            raise ValueError(
+                f"a state is wanted at t = {t}, which is not on the grid (nearest: "
+                f"{float(points[k]):.6g}); use steps=nanode.Aligned(...), which puts it there"
+            )
+        positions.append(k)
+    if positions != sorted(set(positions)):
+        raise ValueError(f"the wanted times must follow the direction of the solve, got {list(at)}")
+    return tuple(positions)
+
+
+def _on_grid(t: float, points: tuple[Fraction, ...]) -> bool:
+    """Whether t is a grid point, up to rounding."""
+    width = abs(points[-1] - points[0]) / (len(points) - 1)
+    return min(abs(point - Fraction(t)) for point in points) <= width * Fraction(1, 10**9)
+
+
+def _adaptive(
+    field: Field,
+    x: Any,
+    solver: Adaptive,
+    gradient: Gradient,
+    times: Any,
+    end_only: bool,
+    conditioning: tuple[Any, ...],
+    scale: float,
+) -> Any:
+    """Delegate to torchdiffeq."""
+    if not isinstance(gradient, Backprop | Backsolve):
+        raise ValueError(
+            f"{type(gradient).__name__} needs a fixed grid; with Adaptive use nanode.Backprop() or "
+            "nanode.Backsolve()"
+        )
+    if any(isinstance(part, BatchNorm) for part in field.modules()):
+        raise ValueError(
+            "BatchNorm keeps statistics per evaluation of a fixed grid, which an adaptive solver "
+            "doesn't have; use GroupNorm or a fixed-step solver"
+        )
+    parts, structure = tree_flatten(x)
+    state = _checked(parts, field)
+    dtype = torch.float64 if state[0].dtype in (torch.float64, torch.complex128) else torch.float32
+    if not isinstance(times, Tensor):
+        times = torch.tensor(times, dtype=dtype, device=state[0].device)
+
+    def f(t: Tensor, side: Side, at: State) -> State:
+        value = field.evaluate(
+            field.weights_at(t, side),
+            Stage.alone(t, side),
+            tree_unflatten(list(at), structure),
+            *conditioning,
+        )
+        return tuple(scale * slope for slope in tree_flatten(value)[0])
+
+    adjoint = None
+    if isinstance(gradient, Backsolve):
+        extra = [c for c in tree_flatten(conditioning)[0] if isinstance(c, Tensor)]
+        adjoint = tuple(p for p in (*field.parameters(), *extra) if p.requires_grad)
+    columns = solver.solve(f, state, times, field.breakpoints, adjoint)
+    return tree_unflatten([c[-1] if end_only else c for c in columns], structure)

@@ -1,0 +1,134 @@
+"""Time grids: where the steps lie, in exact fractions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, isfinite
+
+from nanode.bases.basis import checked_count
+from nanode.solvers.stepper import Stepper
+from nanode.stages import Side, Stage, Stages
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The ends of all steps, in the order of the solve: strictly rising or strictly falling."""
+
+    points: tuple[Fraction, ...]
+
+    def __post_init__(self) -> None:
+        rising = [a < b for a, b in pairwise(self.points)]
+        equal = any(a == b for a, b in pairwise(self.points))
+        if len(self.points) < 2 or equal or len(set(rising)) != 1:
+            raise ValueError(
+                "a grid needs at least two times, strictly rising or strictly falling, got "
+                f"{[float(point) for point in self.points]}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """How many steps."""
+        return len(self.points) - 1
+
+    def widths(self) -> tuple[float, ...]:
+        """The width of each step, negative when time runs backwards."""
+        return tuple(float(b - a) for a, b in pairwise(self.points))
+
+    def reversed(self) -> "Grid":
+        """The same steps, backwards."""
+        return Grid(self.points[::-1])
+
+    def stages(self, stepper: Stepper) -> Stages:
+        """Every evaluation that the stepper makes on this grid, in order."""
+        stages = []
+        if stepper.opening:
+            stages.append(self._stage(0, 0, Fraction(0)))
+        for step in range(self.steps):
+            for fraction in stepper.fractions:
+                stages.append(self._stage(len(stages), step, fraction))
+        return Stages(tuple(stages))
+
+    def _stage(self, index: int, step: int, fraction: Fraction) -> Stage:
+        a, b = self.points[step], self.points[step + 1]
+        # At the far end of a step the limit is the one from inside the step, and so at its start.
+        inner: Side = "left" if (fraction == 1) == (a < b) else "right"
+        if fraction not in (0, 1):
+            inner = "right"
+        return Stage(index, step, float(a + (b - a) * fraction), min(a, b), inner)
+
+
+class Schedule(ABC):
+    """A rule that makes a grid for an interval."""
+
+    @abstractmethod
+    def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
+        """The grid from t0 to t1 (backwards if t1 < t0)."""
+
+
+@dataclass(frozen=True)
+class Uniform(Schedule):
+    """Steps of equal width. Piecewise-constant weights use bucket ⌊k·d/K⌋ in step k of K."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        checked_count("steps", self.steps, least=1)
+
+    def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
+        """K + 1 equidistant times."""
+        a, b = Fraction(t0), Fraction(t1)
+        return Grid(tuple(a + (b - a) * k / self.steps for k in range(self.steps + 1)))
+
+
+@dataclass(frozen=True)
+class Given(Schedule):
+    """Steps between given times; the first and the last are the ends of the solve."""
+
+    times: tuple[float, ...]
+
+    def __init__(self, times: Sequence[float]) -> None:
+        object.__setattr__(self, "times", tuple(float(t) for t in times))
+        if not all(isfinite(t) for t in self.times):
+            raise ValueError(f"times must be finite, got {list(self.times)}")
+        Grid(tuple(Fraction(t) for t in self.times))
+
+    def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
+        """The given times."""
+        if (self.times[0], self.times[-1]) != (t0, t1):
+            raise ValueError(
+                f"the given times run from {self.times[0]} to {self.times[-1]}, but the solve from "
+                f"{t0} to {t1}"
+            )
+        return Grid(tuple(Fraction(t) for t in self.times))
+
+
+@dataclass(frozen=True)
+class Aligned(Schedule):
+    """At least this many steps, none of which crosses a breakpoint of the field's weights.
+
+    Each piece between breakpoints is divided equally, into steps no wider than (t1 − t0)/steps.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        checked_count("steps", self.steps, least=1)
+
+    def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
+        """The breakpoints and equal steps between them."""
+        inside = sorted({t for t in breakpoints if min(t0, t1) < t < max(t0, t1)})
+        ends = [t0, *(inside if t0 < t1 else reversed(inside)), t1]
+        points = [Fraction(t0)]
+        for a, b in pairwise(ends):
+            # A hair less, so that a piece that rounding made too wide by an ulp isn't cut again.
+            count = max(1, ceil(abs((b - a) / (t1 - t0)) * self.steps - 1e-9))
+            low, high = Fraction(a), Fraction(b)
+            points += [low + (high - low) * k / count for k in range(1, count + 1)]
+        return Grid(tuple(points))
+
+
+def as_schedule(steps: int | Schedule) -> Schedule:
+    """A schedule as it is; a number of steps as a uniform one."""
+    return steps if isinstance(steps, Schedule) else Uniform(steps)

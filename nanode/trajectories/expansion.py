@@ -1,0 +1,81 @@
+"""Weights as linear combinations of basis functions: the paper's bucketed, polynomial and
+trigonometric models are this class with another basis."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nanode.bases import Basis
+from nanode.stages import Side, Stages
+from nanode.trajectories.initial import Held, Start
+from nanode.trajectories.trajectory import Named, Trajectory, Tree, basis_values, scalar_time
+
+
+class Expansion(Trajectory):
+    r"""Weights as sums of functions of time.
+
+    .. math:: W(t) = \sum_{k=1}^{d} \alpha_k z_k(t)
+
+    Shapes: each weight's coefficients are one parameter of shape ``(d, numel)``, flat so that
+    memory-format calls on a model can't permute them; :math:`W(t)` has the weight's own shape. With
+    a constant basis the weights don't move.
+
+    >>> import nanode, torch
+    >>> start = {"weight": torch.eye(2)}
+    >>> path = nanode.Expansion(start, nanode.Trigonometric(order=3))
+    >>> path.coefficients.weight.shape
+    torch.Size([7, 4])
+    >>> torch.equal(path(0.7)["weight"], torch.eye(2))  # constant in time at the start
+    True
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], basis: Basis, start: Start | None = None
+    ) -> None:
+        super().__init__()
+        if not parameters:
+            raise ValueError("an expansion needs at least one weight, got none")
+        self.shapes = {name: value.shape for name, value in parameters.items()}
+        self.basis = basis
+        self.interval, self.breakpoints, self.jumps = basis.interval, basis.breakpoints, basis.jumps
+        coefficients = (start or Held())(parameters, basis)
+        self.coefficients = Tree(
+            {
+                name: nn.Parameter(
+                    coefficients[name].reshape(basis.size, -1).to(value),
+                    requires_grad=value.requires_grad,
+                )
+                for name, value in parameters.items()
+            }
+        )
+
+    def forward(self, t: float | Tensor, side: Side = "right") -> Named:
+        """Every weight at time t."""
+        z = self.basis(scalar_time(t), side)
+        return {
+            name: (z.to(device=alpha.device, dtype=alpha.dtype) @ alpha).view(self.shapes[name])
+            for name, alpha in self.coefficients.items()
+        }
+
+    def table(self, stages: Stages) -> Named:
+        """Every weight at every stage, by one matrix product per weight."""
+        return {
+            name: (basis_values(self.basis, stages, alpha) @ alpha).view(-1, *self.shapes[name])
+            for name, alpha in self.coefficients.items()
+        }
+
+    def energy(self, m: int = 0) -> Tensor:
+        r"""The sum over all weights of :math:`\int W^{(m)2} dt = \mathrm{tr}(\alpha^\top G_m \alpha)`."""
+        root = _root(self.basis.gram(m))
+        parts = [
+            (root.to(device=alpha.device, dtype=alpha.dtype) @ alpha).abs().square().sum()
+            for _, alpha in self.coefficients.items()
+        ]
+        return torch.stack(parts).sum()
+
+
+def _root(gram: Tensor) -> Tensor:
+    """R with Rᵀ R = gram. Squares of Rα can't turn negative, whatever the Gram matrix's condition."""
+    values, vectors = torch.linalg.eigh(gram)
+    return values.clamp_min(0).sqrt()[:, None] * vectors.T

@@ -1,0 +1,59 @@
+r"""Penalties on moving weights, for a whole model in one call.
+
+Three readings of "L2" on :math:`W(t) = \sum_k \alpha_k z_k(t)`, each a sum over all weights of all
+trajectories in the model: on the coefficients, on the function, and on its derivatives. The last
+two are exact, through the basis's Gram matrices:
+:math:`\int W^{(m)}(t)^2 dt = \alpha^\top G_m \alpha`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nanode.trajectories.joined import Joined
+from nanode.trajectories.trajectory import Trajectory
+
+
+def coefficient_penalty(model: nn.Module) -> Tensor:
+    r"""The sum of squares of all that the model's trajectories learn, :math:`\|\alpha\|^2`."""
+    squares = [
+        parameter.abs().square().sum()
+        for trajectory in trajectories(model)
+        for parameter in trajectory.parameters()
+    ]
+    return torch.stack(squares).sum()
+
+
+def function_penalty(model: nn.Module) -> Tensor:
+    r"""The mean-square size of the weights over time, :math:`\int \|W(t)\|^2 dt`.
+
+    >>> import nanode, torch
+    >>> field = nanode.TimeVarying(torch.nn.Linear(2, 2, bias=False), nanode.Legendre(degree=3))
+    >>> weight = field.trajectory(0.0)["weight"]  # constant in t, on an interval of length 1
+    >>> torch.allclose(nanode.function_penalty(field), weight.square().sum())
+    True
+    """
+    return torch.stack([trajectory.energy(0) for trajectory in trajectories(model)]).sum()
+
+
+def smoothness_penalty(model: nn.Module, m: int = 1) -> Tensor:
+    r"""How much the weights move, :math:`\int \|W^{(m)}(t)\|^2 dt`; zero for constant weights."""
+    if isinstance(m, bool) or not isinstance(m, int) or m < 1:
+        raise ValueError(
+            f"m must be a positive integer, got {m!r}; for m = 0 use function_penalty(model)"
+        )
+    return torch.stack([trajectory.energy(m) for trajectory in trajectories(model)]).sum()
+
+
+def trajectories(model: nn.Module) -> list[Trajectory]:
+    """Every trajectory in the model, each once."""
+    found = [
+        module
+        for module in model.modules()
+        if isinstance(module, Trajectory) and not isinstance(module, Joined)
+    ]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no weights that move in time; "
+            "wrap a module with nanode.TimeVarying first"
+        )
+    return found

@@ -1,0 +1,97 @@
+"""The interface of a trajectory: weights as functions of time."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nanode.bases import Basis
+from nanode.stages import Side, Stages
+
+Named = dict[str, Tensor]
+#: Makes a trajectory for named tensors, whose values it starts from.
+TrajectoryFactory = Callable[[Mapping[str, Tensor]], "Trajectory"]
+
+
+class Trajectory(nn.Module, ABC):
+    r"""Named weights as functions of time, :math:`\theta(t; \alpha)`; owns :math:`\alpha`.
+
+    ``trajectory(t)`` gives the weights at one time, ``trajectory.table(stages)`` those of a whole
+    solve with a leading axis. Both are differentiable in :math:`\alpha`, the first in t too.
+    """
+
+    #: The shape of each weight that moves, by name.
+    shapes: dict[str, torch.Size]
+    #: Where the trajectory is defined; solves must stay inside.
+    interval: tuple[float, float]
+    #: Times inside the interval where a weight or one of its derivatives jumps.
+    breakpoints: tuple[float, ...] = ()
+    #: Those breakpoints where a weight itself jumps.
+    jumps: tuple[float, ...] = ()
+
+    @abstractmethod
+    def forward(self, t: float | Tensor, side: Side = "right") -> Named:
+        """Every weight at time t (a number or a tensor without axes)."""
+
+    @abstractmethod
+    def table(self, stages: Stages) -> Named:
+        """Every weight at every stage: ``name -> (len(stages), *shape)``."""
+
+    @abstractmethod
+    def energy(self, m: int = 0) -> Tensor:
+        r"""The sum over all weights of :math:`\int_{t_0}^{t_1} W^{(m)}(t)^2 dt`."""
+
+
+class Tree(nn.Module):
+    """Parameters filed under dotted paths, so that state-dict keys show the wrapped module's own."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self.paths = tuple(parameters)
+        for path, parameter in parameters.items():
+            *branches, leaf = path.split(".")
+            node: nn.Module = self
+            for branch in branches:
+                if branch not in node._modules:
+                    node.add_module(branch, nn.Module())
+                node = node.get_submodule(branch)
+            node.register_parameter(leaf, parameter)
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Each path with its parameter."""
+        # Read through the attributes, so that ``functional_call`` on a model reaches them.
+        for path in self.paths:
+            branch, _, leaf = path.rpartition(".")
+            yield path, getattr(self.get_submodule(branch), leaf)
+
+
+def scalar_time(t: float | Tensor) -> Tensor:
+    """t as a tensor without axes; a Python number is kept in double precision."""
+    if isinstance(t, Tensor):
+        if t.ndim != 0:
+            raise ValueError(
+                f"t must be a number or a tensor without axes, got shape {tuple(t.shape)}; "
+                "for many times at once use table(stages)"
+            )
+        return t
+    if not math.isfinite(t):
+        raise ValueError(f"t must be a finite number, got {t!r}")
+    return torch.tensor(t, dtype=torch.float64)
+
+
+def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
+    """The basis at all stages in the dtype and on the device of ``like``, made once per grid.
+
+    Values are computed in float64 on the host: on a long grid single precision would lose the high
+    frequencies, and a device copy a solve would be a host sync a solve.
+    """
+    fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
+    key = (id(basis), fingerprint, like.device, like.dtype)
+    values = stages.memo.get(key)
+    if values is None:
+        # The basis is kept beside its values: its id can't be given to another meanwhile.
+        exact = basis.on(stages).to(device=like.device, dtype=like.dtype)
+        values = stages.memo[key] = (basis, exact)
+    return values[1]
