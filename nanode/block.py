@@ -79,11 +79,17 @@ class ODEBlock(nn.Module):
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
             return
         if steps is None:
-            raise ValueError("say how many steps: steps=10, or a schedule such as nanode.Aligned(10)")
+            raise ValueError(
+                "say how many steps: steps=10, or a schedule such as nanode.Aligned(10)"
+            )
         plan = make_plan(
             self.field, self.interval, steps, self.solver, self.scale, self.at, self.check_finite
         )
         self.gradient.check(plan)
+        with torch.no_grad():
+            self.field.weights(
+                plan.stages
+            )  # keeps the basis's values, so that no tracer meets them
         self.steps, self._plan = steps, plan
 
     def forward(self, x: Any, *conditioning: Any) -> Any:

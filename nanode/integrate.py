@@ -78,7 +78,9 @@ def odeint(
         return _adaptive(field, x, solver, gradient, times, at is None, conditioning, scale)
     if steps is None:
         if at is None:
-            raise ValueError("say how many steps: steps=10, or a schedule such as nanode.Aligned(10)")
+            raise ValueError(
+                "say how many steps: steps=10, or a schedule such as nanode.Aligned(10)"
+            )
         steps = Given(at)  # type: ignore[arg-type]
     plan = make_plan(field, ends, steps, solver, scale, at, check_finite)  # type: ignore[arg-type]
     gradient.check(plan)
@@ -123,7 +125,7 @@ def solve(
     """Run a plan; the result in x's structure, and the count of evaluations."""
     parts, structure = tree_flatten(x)
     state = _checked(parts, plan.field)
-    problem = Problem(plan, structure, Conditioning(conditioning))
+    problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]
     return tree_unflatten(list(result), structure), problem.evaluations

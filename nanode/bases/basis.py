@@ -69,9 +69,9 @@ class Basis(nn.Module, ABC):
         left = torch.tensor([s.side == "left" for s in stages], dtype=torch.bool, device="cpu")
         sides: list[Side] = sorted({s.side for s in stages}) or ["right"]
         at = {side: self.values(times, side) for side in sides}
-        return (
-            at[sides[0]] if len(sides) == 1 else torch.where(left[:, None], at["left"], at["right"])
-        )
+        if len(at) == 1:
+            return at[sides[0]]
+        return torch.where(left[:, None], at["left"], at["right"])
 
     def extra_repr(self) -> str:
         """What ``print(basis)`` shows between the brackets."""

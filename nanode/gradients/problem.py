@@ -1,7 +1,7 @@
 """One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,13 +44,14 @@ class Problem:
     plan: Plan
     structure: TreeSpec
     conditioning: "Conditioning"
-    evaluations: Evaluations = field(default_factory=Evaluations)
+    evaluations: Evaluations
 
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
     ) -> State:
         """f at stage i, checked to be a derivative of x and to have left x alone."""
-        versions = [part._version for part in x]
+        tracing = torch.compiler.is_compiling()
+        versions = [] if tracing else [part._version for part in x]
         value = self.plan.field.evaluate(
             weights, stages[i], tree_unflatten(x, self.structure), *conditioning
         )
@@ -63,7 +64,7 @@ class Problem:
                 f"the field must return dx/dt in the shape of x: expected {_shapes(x)}, got "
                 f"{_shapes(slopes)}"
             )
-        if [part._version for part in x] != versions:
+        if not tracing and [part._version for part in x] != versions:
             raise ValueError(
                 "the field changed x in place, which would corrupt the state; make its first "
                 "operation out of place (nn.ReLU() instead of nn.ReLU(inplace=True))"

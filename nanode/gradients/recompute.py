@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from nanode.bases.basis import checked_count
 from nanode.fields.field import Field, Weights
+from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import Plan, Problem
 from nanode.solvers.stepper import Carry, State
@@ -42,6 +43,13 @@ class Recomputing(Gradient):
 
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
+        if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            return Backprop().solve(problem, x)  # nothing to recompute: a plain loop can be traced
+        return self._recorded(problem, x)
+
+    @torch.compiler.disable
+    def _recorded(self, problem: Problem, x: State) -> list[State]:
+        """The solve as one autograd node, which no tracer can look into."""
         plan = problem.plan
         parameters = [p for p in plan.field.parameters() if p.requires_grad]
         inputs = (*x, *problem.conditioning.tensors, *parameters)

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from nanode.bases import Basis
 from nanode.stages import Side, Stages
 from nanode.trajectories.initial import Held, Start
-from nanode.trajectories.trajectory import Named, Trajectory, Tree, basis_values, scalar_time
+from nanode.trajectories.trajectory import (
+    Named,
+    Trajectory,
+    Tree,
+    basis_values,
+    full_precision,
+    scalar_time,
+)
 
 
 class Expansion(Trajectory):
@@ -54,14 +61,18 @@ class Expansion(Trajectory):
         """Every weight at time t."""
         z = self.basis(scalar_time(t), side)
         return {
-            name: (z.to(device=alpha.device, dtype=alpha.dtype) @ alpha).view(self.shapes[name])
+            name: _product(z.to(device=alpha.device, dtype=alpha.dtype), alpha).view(
+                self.shapes[name]
+            )
             for name, alpha in self.coefficients.items()
         }
 
     def table(self, stages: Stages) -> Named:
         """Every weight at every stage, by one matrix product per weight."""
         return {
-            name: (basis_values(self.basis, stages, alpha) @ alpha).view(-1, *self.shapes[name])
+            name: _product(basis_values(self.basis, stages, alpha), alpha).view(
+                -1, *self.shapes[name]
+            )
             for name, alpha in self.coefficients.items()
         }
 
@@ -69,10 +80,15 @@ class Expansion(Trajectory):
         r"""The sum over all weights of :math:`\int W^{(m)2} dt = \mathrm{tr}(\alpha^\top G_m \alpha)`."""
         root = _root(self.basis.gram(m))
         parts = [
-            (root.to(device=alpha.device, dtype=alpha.dtype) @ alpha).abs().square().sum()
+            _product(root.to(device=alpha.device, dtype=alpha.dtype), alpha).abs().square().sum()
             for _, alpha in self.coefficients.items()
         ]
         return torch.stack(parts).sum()
+
+
+def _product(z: Tensor, alpha: Tensor) -> Tensor:
+    with full_precision(alpha):
+        return z @ alpha
 
 
 def _root(gram: Tensor) -> Tensor:

@@ -9,7 +9,13 @@ from torch.utils.checkpoint import checkpoint
 
 from nanode.bases.basis import checked_count, checked_interval
 from nanode.stages import Side, Stages
-from nanode.trajectories.trajectory import Named, Trajectory, Tree, scalar_time
+from nanode.trajectories.trajectory import (
+    Named,
+    Trajectory,
+    Tree,
+    full_precision,
+    scalar_time,
+)
 
 #: Activations of Ψ held at once, in numbers.
 _CHUNK = 2**22
@@ -127,11 +133,12 @@ class Hypernetwork(Trajectory):
         """ψ([v, t]) for every weight at every time: (embedding, n) and (times,) to (times, n)."""
         first, *others = self.layers
         # The first layer is linear in [v, t]: neither is copied to the size of the other.
-        by_vector = first.weight[:, :-1] @ vectors + first.bias[:, None]
-        h = by_vector + times[:, None, None] * first.weight[:, -1:]
-        for layer in others:
-            h = layer.weight @ torch.tanh(h) + layer.bias[:, None]
-        return h[:, 0]
+        with full_precision(vectors):
+            by_vector = first.weight[:, :-1] @ vectors + first.bias[:, None]
+            h = by_vector + times[:, None, None] * first.weight[:, -1:]
+            for layer in others:
+                h = layer.weight @ torch.tanh(h) + layer.bias[:, None]
+            return h[:, 0]
 
 
 def _deviation(values: Tensor) -> Tensor:

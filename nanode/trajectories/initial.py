@@ -118,4 +118,9 @@ def _outer(unit: Tensor, value: Tensor) -> Tensor:
 
 def _spread(value: Tensor) -> Tensor:
     """The standard deviation of the values; zero for a single one."""
-    return value.detach().float().std(correction=0).to(value.real.dtype if value.is_complex() else value.dtype)
+    return (
+        value.detach()
+        .float()
+        .std(correction=0)
+        .to(value.real.dtype if value.is_complex() else value.dtype)
+    )

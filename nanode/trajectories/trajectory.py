@@ -81,6 +81,11 @@ def scalar_time(t: float | Tensor) -> Tensor:
     return torch.tensor(t, dtype=torch.float64)
 
 
+def full_precision(like: Tensor) -> torch.autocast:
+    """Without autocast: weights are computed in their own dtype, and cast where they are used."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
 def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     """The basis at all stages in the dtype and on the device of ``like``, made once per grid.
 
@@ -88,10 +93,12 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     frequencies, and a device copy a solve would be a host sync a solve.
     """
     fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
-    key = (id(basis), fingerprint, like.device, like.dtype)
-    values = stages.memo.get(key)
-    if values is None:
+    key = (id(basis), fingerprint)
+    if key not in stages.memo:
         # The basis is kept beside its values: its id can't be given to another meanwhile.
-        exact = basis.on(stages).to(device=like.device, dtype=like.dtype)
-        values = stages.memo[key] = (basis, exact)
-    return values[1]
+        stages.memo[key] = basis, basis.on(stages)
+    there = (*key, like.device, like.dtype)
+    if there not in stages.memo:
+        stages.memo[there] = stages.memo[key][1].to(device=like.device, dtype=like.dtype)
+    values: Tensor = stages.memo[there]
+    return values

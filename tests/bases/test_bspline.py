@@ -27,7 +27,7 @@ class TestBSpline(BasisContract):
     def places(self, interval):
         return np.linspace(*interval, self.knots)
 
-    def jumps(self, interval):
+    def breaks(self, interval):
         return tuple(self.places(interval)[1:-1])
 
     def expected(self, basis, t, m):
