@@ -4,6 +4,7 @@ The folders are the equation, read from the inside out: ``bases`` z(t), ``trajec
 ``fields`` f(t, x), ``solvers`` one step, ``gradients`` the whole solve and its derivative.
 """
 
+from nanode.analysis import check_gradients, measure_memory, reversal_drift
 from nanode.bases import (
     Basis,
     BSpline,
@@ -107,9 +108,12 @@ __all__ = [
     "Trigonometric",
     "Uniform",
     "Untied",
+    "check_gradients",
     "coefficient_penalty",
     "convert_norms",
     "function_penalty",
+    "measure_memory",
     "odeint",
+    "reversal_drift",
     "smoothness_penalty",
 ]

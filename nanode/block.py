@@ -10,12 +10,19 @@ from torch import Tensor, nn
 from nanode.bases.basis import checked_count
 from nanode.fields import Field, as_field
 from nanode.gradients import Backprop, Evaluations, Gradient, Plan
-from nanode.integrate import Solver, make_plan, odeint, resolve_interval, solve
+from nanode.integrate import (
+    Solver,
+    make_plan,
+    resolve_interval,
+    solve,
+    solve_adaptively,
+    wanted_times,
+)
 from nanode.solvers import Adaptive, Euler, Schedule
 
 
 class ODEBlock(nn.Module):
-    r"""The flow of a field as a layer, :math:`x(t_0) \mapsto x(t_1)` with :math:`\dot x = s f(t, x)`.
+    r"""A flow as a layer, :math:`x(t_0) \mapsto x(t_1)` with :math:`\dot x = s f(t, x)`.
 
     Args:
         field: a ``Field``, or any callable ``f(t, x, *conditioning)``.
@@ -63,10 +70,10 @@ class ODEBlock(nn.Module):
         self.scale = scale
         self.augment = checked_count("augment", augment, least=0)
         self.augment_axis = augment_axis
-        self.at = None if at is None else tuple(float(t) for t in at)
+        self.at = None if at is None else wanted_times(at)
         self.interval = resolve_interval(self.field, interval, self.at)
         self.check_finite = check_finite
-        #: Evaluations of the field in the last solve; ``backward`` counts as its backward pass runs.
+        #: Evaluations in the last solve; ``backward`` counts up as its backward pass runs.
         self.nfe = Evaluations()
         self.steps: int | Schedule | None = None
         self._plan: Plan | None = None
@@ -97,19 +104,21 @@ class ODEBlock(nn.Module):
         if self.augment:
             x = self._augmented(x)
         if self._plan is None:
-            return odeint(
+            assert isinstance(self.solver, Adaptive)
+            result, evaluations = solve_adaptively(
                 self.field,
                 x,
-                interval=self.interval,
-                at=self.at,
-                solver=self.solver,
-                gradient=self.gradient,
-                conditioning=conditioning,
-                scale=self.scale,
+                self.interval,
+                self.at,
+                self.solver,
+                self.gradient,
+                conditioning,
+                self.scale,
             )
-        result, evaluations = solve(
-            self._plan, self.gradient, x, conditioning, stacked=self.at is not None
-        )
+        else:
+            result, evaluations = solve(
+                self._plan, self.gradient, x, conditioning, stacked=self.at is not None
+            )
         if not torch.compiler.is_compiling():
             self.nfe = evaluations
         return result
@@ -121,6 +130,7 @@ class ODEBlock(nn.Module):
         return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, self.augment])
 
     def extra_repr(self) -> str:
+        """The settings of the solve."""
         return (
             f"steps={self.steps}, solver={self.solver!r}, gradient={self.gradient!r}, "
             f"scale={self.scale}, interval={self.interval}"

@@ -3,17 +3,17 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field, as_field, prepare_norms
 from nanode.gradients import Backprop, Backsolve, Gradient, Plan, Problem
-from nanode.gradients.problem import Conditioning, Evaluations
-from nanode.solvers import Adaptive, Euler, Given, Schedule, Stepper, as_schedule
+from nanode.gradients.problem import Conditioning, Evaluations, evaluate_checked
+from nanode.gradients.recompute import refuse_hidden
+from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
 
@@ -62,27 +62,20 @@ def odeint(
     """
     field = as_field(field)
     solver, gradient = solver or Euler(), gradient or Backprop()
-    if at is not None and isinstance(at, Tensor) and at.requires_grad:
-        if not isinstance(solver, Adaptive):
-            raise ValueError(
-                "the times require grad, and a fixed grid is not differentiated in them; use "
-                "solver=nanode.Adaptive() or pass at.detach()"
-            )
-    elif at is not None:
-        at = [float(t) for t in at]
-    ends = resolve_interval(field, interval, at)
+    times = None if at is None else wanted_times(at, differentiable=isinstance(solver, Adaptive))
+    ends = resolve_interval(field, interval, times)
     if isinstance(solver, Adaptive):
         if steps is not None:
             raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
-        times = at if at is not None else list(ends)
-        return _adaptive(field, x, solver, gradient, times, at is None, conditioning, scale)
+        wanted = at if isinstance(at, Tensor) else times
+        return solve_adaptively(field, x, ends, wanted, solver, gradient, conditioning, scale)[0]
     if steps is None:
-        if at is None:
+        if times is None:
             raise ValueError(
                 "say how many steps: steps=10, or a schedule such as nanode.Aligned(10)"
             )
-        steps = Given(at)  # type: ignore[arg-type]
-    plan = make_plan(field, ends, steps, solver, scale, at, check_finite)  # type: ignore[arg-type]
+        steps = Given(times)
+    plan = make_plan(field, ends, steps, solver, scale, times, check_finite)
     gradient.check(plan)
     return solve(plan, gradient, x, conditioning, stacked=at is not None)[0]
 
@@ -99,11 +92,10 @@ def make_plan(
     """All that a fixed-grid solve can know before it sees x."""
     if not isinstance(stepper, Stepper):
         raise ValueError(f"solver must be a stepper such as nanode.Euler(), got {stepper!r}")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    _check_scale(scale)
     grid = as_schedule(steps).grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
-    wanted = (grid.steps,) if at is None else _positions(at, grid.points)
-    crossed = [t for t in field.jumps if not _on_grid(t, grid.points)]
+    wanted = (grid.steps,) if at is None else _positions(at, grid)
+    crossed = [t for t in field.jumps if not grid.holds(t)]
     low, high = sorted(interval)
     if stepper.order > 1 and any(low < t < high for t in crossed):
         warnings.warn(
@@ -156,12 +148,34 @@ def _checked(parts: list[Any], field: Field) -> State:
     return tuple(parts)
 
 
+def _check_scale(scale: float) -> None:
+    if isinstance(scale, Tensor) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number and no tensor, got {scale!r}")
+
+
+def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> tuple[float, ...]:
+    """The times at which states are wanted, as numbers."""
+    if isinstance(at, Tensor):
+        if at.requires_grad and not differentiable:
+            raise ValueError(
+                "the times require grad, and a fixed grid is not differentiated in them; use "
+                "nanode.odeint with solver=nanode.Adaptive(), or pass at.detach()"
+            )
+        at = at.tolist()
+    times = tuple(float(t) for t in at)
+    if not times or not all(map(math.isfinite, times)):
+        raise ValueError(f"at must hold finite times, at least one, got {list(times)}")
+    return times
+
+
 def resolve_interval(
-    field: Field, interval: tuple[float, float] | None, at: Sequence[float] | Tensor | None
+    field: Field, interval: tuple[float, float] | None, at: Sequence[float] | None
 ) -> tuple[float, float]:
     """From where to where, inside the field's own interval."""
     if interval is None:
-        interval = (float(at[0]), float(at[-1])) if at is not None else field.interval or (0.0, 1.0)
+        interval = (at[0], at[-1]) if at is not None else field.interval or (0.0, 1.0)
+    if any(isinstance(t, Tensor) and t.requires_grad for t in interval):
+        raise ValueError("interval requires grad, and a solve is not differentiated in it")
     a, b = float(interval[0]), float(interval[1])
     if not (math.isfinite(a) and math.isfinite(b) and a != b):
         raise ValueError(f"interval must be two different finite times, got {interval!r}")
@@ -175,39 +189,31 @@ def resolve_interval(
     return a, b
 
 
-def _positions(at: Sequence[float], points: tuple[Fraction, ...]) -> tuple[int, ...]:
+def _positions(at: Sequence[float], grid: Grid) -> tuple[int, ...]:
     """The grid points at the wanted times."""
-    positions = []
-    for t in at:
-        k = min(range(len(points)), key=lambda n: abs(points[n] - Fraction(t)))
-        if not _on_grid(t, points):
+    positions = [grid.nearest(t) for t in at]
+    for t, k in zip(at, positions, strict=True):
+        if not grid.holds(t):
             raise ValueError(
                 f"a state is wanted at t = {t}, which is not on the grid (nearest: "
-                f"{float(points[k]):.6g}); use steps=nanode.Aligned(...), which puts it there"
+                f"{float(grid.points[k]):.6g}); use steps=nanode.Aligned(...), which puts it there"
             )
-        positions.append(k)
     if positions != sorted(set(positions)):
         raise ValueError(f"the wanted times must follow the direction of the solve, got {list(at)}")
     return tuple(positions)
 
 
-def _on_grid(t: float, points: tuple[Fraction, ...]) -> bool:
-    """Whether t is a grid point, up to rounding."""
-    width = abs(points[-1] - points[0]) / (len(points) - 1)
-    return min(abs(point - Fraction(t)) for point in points) <= width * Fraction(1, 10**9)
-
-
-def _adaptive(
+def solve_adaptively(
     field: Field,
     x: Any,
+    interval: tuple[float, float],
+    at: Sequence[float] | Tensor | None,
     solver: Adaptive,
     gradient: Gradient,
-    times: Any,
-    end_only: bool,
     conditioning: tuple[Any, ...],
     scale: float,
-) -> Any:
-    """Delegate to torchdiffeq."""
+) -> tuple[Any, Evaluations]:
+    """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
     if not isinstance(gradient, Backprop | Backsolve):
         raise ValueError(
             f"{type(gradient).__name__} needs a fixed grid; with Adaptive use nanode.Backprop() or "
@@ -218,24 +224,66 @@ def _adaptive(
             "BatchNorm keeps statistics per evaluation of a fixed grid, which an adaptive solver "
             "doesn't have; use GroupNorm or a fixed-step solver"
         )
+    _check_scale(scale)
     parts, structure = tree_flatten(x)
     state = _checked(parts, field)
-    dtype = torch.float64 if state[0].dtype in (torch.float64, torch.complex128) else torch.float32
-    if not isinstance(times, Tensor):
-        times = torch.tensor(times, dtype=dtype, device=state[0].device)
+    times, skipped = _with_start(interval, at, state[0])
+    evaluations = Evaluations()
+    backsolve = isinstance(gradient, Backsolve)
 
     def f(t: Tensor, side: Side, at: State) -> State:
-        value = field.evaluate(
-            field.weights_at(t, side),
-            Stage.alone(t, side),
-            tree_unflatten(list(at), structure),
-            *conditioning,
-        )
-        return tuple(scale * slope for slope in tree_flatten(value)[0])
+        if backsolve and torch.is_grad_enabled():  # torchdiffeq's forward pass is without grad
+            evaluations.backward += 1
+        else:
+            evaluations.forward += 1
+        weights = field.weights_at(t, side)
+        stage = Stage.alone(t, side)
+        slopes = evaluate_checked(field, structure, weights, stage, at, conditioning)
+        return tuple(scale * slope for slope in slopes)
 
     adjoint = None
-    if isinstance(gradient, Backsolve):
+    if backsolve:
+        _refuse_hidden_in(field, gradient, times.detach()[0], state, structure, conditioning)
         extra = [c for c in tree_flatten(conditioning)[0] if isinstance(c, Tensor)]
         adjoint = tuple(p for p in (*field.parameters(), *extra) if p.requires_grad)
     columns = solver.solve(f, state, times, field.breakpoints, adjoint)
-    return tree_unflatten([c[-1] if end_only else c for c in columns], structure)
+    wanted = [c[-1] if at is None else c[skipped:] for c in columns]
+    return tree_unflatten(wanted, structure), evaluations
+
+
+def _with_start(
+    interval: tuple[float, float], at: Sequence[float] | Tensor | None, like: Tensor
+) -> tuple[Tensor, int]:
+    """The times for torchdiffeq, which takes x at the first, and how many of them to leave out."""
+    dtype = torch.float64 if like.dtype in (torch.float64, torch.complex128) else torch.float32
+    ends = torch.tensor(interval, dtype=dtype, device=like.device)
+    if at is None:
+        return ends, 0
+    times = torch.as_tensor(at, dtype=dtype, device=like.device)
+    skipped = int(bool(times[0] != ends[0]))
+    times = torch.cat([ends[:skipped], times])
+    along = (times.detach() - ends[0]) / (ends[1] - ends[0])
+    if bool((along.diff() <= 0).any()) or not 0 <= float(along[-1]) <= 1 + 1e-6:
+        raise ValueError(
+            f"the wanted times must lie in the solve from {interval[0]} to {interval[1]} and "
+            f"follow its direction, got {times.tolist()[skipped:]}"
+        )
+    return times, skipped
+
+
+def _refuse_hidden_in(
+    field: Field,
+    gradient: Gradient,
+    t: Tensor,
+    state: State,
+    structure: TreeSpec,
+    conditioning: tuple[Any, ...],
+) -> None:
+    """Try the field on detached inputs: torchdiffeq's adjoint would drop a hidden tensor."""
+    values = Conditioning(conditioning)
+    weights = {name: w.detach() for name, w in field.weights_at(t).items()}
+    bare = tuple(part.detach() for part in state)
+    fixed = values.rebuilt([c.detach() for c in values.tensors])
+    with torch.enable_grad():
+        slopes = evaluate_checked(field, structure, weights, Stage.alone(t), bare, fixed)
+    refuse_hidden(slopes, gradient)

@@ -77,11 +77,11 @@ class ConstantField(Field):
 
     def weights(self, stages: Stages) -> Weights:
         """The module's parameters, as they are."""
-        return Weights(moving={}, constant=dict(self.module.named_parameters()))
+        return Weights(moving={}, constant=self._lender.constant())
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """The module's parameters, as they are."""
-        return dict(self.module.named_parameters())
+        return self._lender.constant()
 
 
 class Autonomous(ConstantField):
@@ -142,8 +142,8 @@ def check_norms(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(
-                f"{name or 'the module'} is a {type(part).__name__} with running statistics: inside "
-                "a field it is evaluated many times a solve, so one set of statistics would mix "
+                f"{name or 'the module'} is a {type(part).__name__} with running statistics: in a "
+                "field it is evaluated many times a solve, so one set of statistics would mix "
                 "all times, and recomputation would update it twice. Use nanode.BatchNorm (one set "
                 "per evaluation), nanode.convert_norms(module), GroupNorm or LayerNorm, or pass "
                 "track_running_stats=False."

@@ -45,17 +45,19 @@ class Gated(Field):
                 f"{sorted(intervals)}"
             )
         self.interval: Interval = basis.interval
-        parts = (*members, basis)
+        parts: list[Field | Basis] = [*members, basis]
         self.breakpoints = tuple(sorted({t for part in parts for t in part.breakpoints}))
         self.jumps = tuple(sorted({t for part in parts for t in part.jumps}))
         self.fields = nn.ModuleList(members)
         like = next(self.fields.parameters(), torch.zeros(()))
         spread = torch.linspace(-1, 1, len(members)) if len(members) > 1 else torch.zeros(1)
-        self.gates = Expansion({"logits": nn.Parameter(spread.to(like))}, basis)
+        logits = spread.to(device=like.device, dtype=like.dtype.to_real())
+        self.gates = Expansion({"logits": nn.Parameter(logits)}, basis)
 
     def weights(self, stages: Stages) -> Weights:
         """The weights of every field, under its number, and the logits of the gates."""
-        moving, constant = self.gates.table(stages), {}
+        moving: Named = self.gates.table(stages)
+        constant: Named = {}
         for n, field in enumerate(self._members()):
             own = field.weights(stages)
             moving |= {f"{n}.{name}": w for name, w in own.moving.items()}

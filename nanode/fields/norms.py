@@ -97,6 +97,7 @@ class BatchNorm(StageAware):
         )
 
     def extra_repr(self) -> str:
+        """Features and evaluations."""
         return f"{self.features}, evaluations={len(self.running_mean)}"
 
 
@@ -107,19 +108,27 @@ def convert_norms(module: nn.Module) -> nn.Module:
     >>> nanode.convert_norms(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))[0]
     BatchNorm(8, evaluations=0)
     """
+    return _converted(module, {})
+
+
+def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """The module with every norm replaced, a norm used twice by one replacement."""
+    if module in done:
+        return done[module]
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         if module.momentum is None:
             raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
         norm = BatchNorm(module.num_features, module.eps, module.momentum, module.affine)
         if module.affine:
             norm.weight, norm.bias = module.weight, module.bias
-        like = next(module.buffers(), norm.running_mean)
-        norm.running_mean = norm.running_mean.to(like.device)
-        norm.running_var = norm.running_var.to(like.device)
-        return norm.train(module.training)
-    for name, child in list(module.named_children()):
-        converted = convert_norms(child)
-        if converted is not child:
+        like = next(iter([*module.buffers(), *module.parameters()]), norm.running_mean)
+        norm.running_mean = norm.running_mean.to(like)
+        norm.running_var = norm.running_var.to(like)
+        done[module] = norm.train(module.training)
+        return norm
+    # named_children() would leave out the second place of a norm used twice.
+    for name, child in list(module._modules.items()):
+        if child is not None and (converted := _converted(child, done)) is not child:
             setattr(module, name, converted)
     return module
 

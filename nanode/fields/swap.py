@@ -7,7 +7,7 @@ other. Here each call waits for its turn.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Lender:
 
     def __init__(self, module: nn.Module, moving: Sequence[str]) -> None:
         self.turn = _Turn()
+        self.moving = frozenset(moving)
         self.places: list[tuple[nn.Module, str, str]] = []
         canonical: dict[int, str] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -50,22 +51,35 @@ class Lender:
             self.places.append((module.get_submodule(path), leaf, first))
         for owner, leaf, name in self.places:
             # A submodule used twice is listed twice, but gives its parameter up only once.
-            if name in moving and leaf in owner._parameters:
+            if name in self.moving and leaf in owner._parameters:
                 del owner._parameters[leaf]
                 setattr(owner, leaf, None)
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
 
+    def constant(self) -> dict[str, Tensor]:
+        """The weights that stay in the module; never those lent to another thread's call."""
+        with self._taken():
+            return {
+                name: getattr(owner, leaf)
+                for owner, leaf, name in self.places
+                if name not in self.moving
+            }
+
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         """The module with these weights, at this stage, while the context lasts."""
-        if torch.compiler.is_compiling():  # tracing is single-threaded and can't hold locks
+        with self._taken():
             yield from self._swapped(weights, stage)
-        else:
-            with self.turn.lock:
-                yield from self._swapped(weights, stage)
+
+    def _taken(self) -> AbstractContextManager[Any]:
+        # Tracing is single-threaded and can't hold locks.
+        return nullcontext() if torch.compiler.is_compiling() else self.turn.lock
 
     def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
-        before = [_put(owner, leaf, weights[name]) for owner, leaf, name in self.places]
+        lent = [weights[name] for _, _, name in self.places]  # all there, before any is put
+        before = [
+            _put(owner, leaf, w) for (owner, leaf, _), w in zip(self.places, lent, strict=True)
+        ]
         stages = [part.stage for part in self.aware]
         for part in self.aware:
             part.stage = stage

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -86,7 +85,7 @@ class AppendedLayer(StageAware):
                 self.time_weight,
                 None,
                 layer.stride,
-                layer.padding,
+                layer.padding,  # type: ignore[arg-type]
                 layer.output_padding,
                 layer.groups,
                 layer.dilation,
@@ -103,12 +102,17 @@ def _append(module: nn.Module, done: dict[nn.Module, nn.Module]) -> tuple[nn.Mod
             f"time can't be appended inside {type(module).__name__}, which reads its layers' "
             "weights directly; use nanode.TimeVarying"
         )
+    if isinstance(module, AppendedLayer):  # reached before, through another parent
+        return module, 1
     if isinstance(module, (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)):
         if module not in done:
             done[module] = AppendedLayer(module)
         return done[module], 1
     count = 0
-    for name, child in list(module.named_children()):
+    # named_children() would leave out the second place of a layer used twice.
+    for name, child in list(module._modules.items()):
+        if child is None:
+            continue
         replaced, found = _append(child, done)
         count += found
         if replaced is not child:

@@ -66,6 +66,10 @@ class TimeVarying(Field):
         super().__init__()
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")
+        if basis is not None and not isinstance(basis, Basis):
+            raise ValueError(
+                f"basis must be a Basis such as nanode.Chebyshev(degree=3), got {basis!r}"
+            )
         if start is not None and weights is not None:
             raise ValueError("start= belongs to basis=; a factory given as weights= starts itself")
         parameters = dict(module.named_parameters())
@@ -80,7 +84,7 @@ class TimeVarying(Field):
                 raise ValueError(f'start must be a Start or "untied", got {start!r}')
             start = Untied(partial(_fresh, module))
         motions = _motions(parameters, basis if basis is not None else weights, overrides or {})
-        parts = []
+        parts: list[Trajectory] = []
         for motion, names in _grouped(motions):
             chosen = {name: parameters[name] for name in names}
             if isinstance(motion, Basis):
@@ -98,12 +102,12 @@ class TimeVarying(Field):
 
     def weights(self, stages: Stages) -> Weights:
         """One table per moving weight, and the constant ones as they are."""
-        return Weights(self.trajectory.table(stages), dict(self.module.named_parameters()))
+        return Weights(self.trajectory.table(stages), self._lender.constant())
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """Every weight at time t."""
         moving: Named = self.trajectory(t, side)
-        return moving | dict(self.module.named_parameters())
+        return moving | self._lender.constant()
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The module at x, with these weights."""
@@ -115,7 +119,7 @@ def _motions(
     parameters: Mapping[str, Tensor], default: Motion, overrides: Mapping[str, Motion]
 ) -> dict[str, Motion]:
     """How each parameter moves."""
-    motions = dict.fromkeys(parameters, default)
+    motions: dict[str, Motion] = dict.fromkeys(parameters, default)
     for pattern, motion in overrides.items():
         hits = [
             name
@@ -131,7 +135,8 @@ def _motions(
                 f"the override {pattern!r} must be a basis, a trajectory factory or None, "
                 f"got {motion!r}"
             )
-        motions.update(dict.fromkeys(hits, motion))
+        for name in hits:
+            motions[name] = motion
     return motions
 
 
@@ -147,7 +152,8 @@ def _grouped(motions: Mapping[str, Motion]) -> list[tuple[Basis | TrajectoryFact
 def _fresh(module: nn.Module) -> nn.Module:
     """A copy of the module, initialised anew by its layers' own rules."""
     module = copy.deepcopy(module)
-    for name, part in module.named_modules():
+    # Parts before the whole, as constructors do: attention sets its own rule for its layers.
+    for name, part in reversed(list(module.named_modules())):
         reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
         if callable(reset):
             reset()

@@ -20,7 +20,7 @@ class Gradient(ABC):
     =============  =========================  ==========================  =========================
     """
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan) -> None:  # noqa: B027 (most methods serve every plan)
         """Raise where this method can't serve the plan, warn where it is known to be wrong."""
 
     @abstractmethod

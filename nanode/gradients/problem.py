@@ -11,7 +11,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from nanode.fields.field import Field
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
-from nanode.stages import Stages
+from nanode.stages import Stage, Stages
 from nanode.trajectories.trajectory import Named
 
 
@@ -49,27 +49,9 @@ class Problem:
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
     ) -> State:
-        """f at stage i, checked to be a derivative of x and to have left x alone."""
-        tracing = torch.compiler.is_compiling()
-        versions = [] if tracing else [part._version for part in x]
-        value = self.plan.field.evaluate(
-            weights, stages[i], tree_unflatten(x, self.structure), *conditioning
-        )
-        slopes, structure = tree_flatten(value)
-        if structure != self.structure or any(
-            not isinstance(slope, Tensor) or slope.shape != part.shape
-            for slope, part in zip(slopes, x, strict=True)
-        ):
-            raise ValueError(
-                f"the field must return dx/dt in the shape of x: expected {_shapes(x)}, got "
-                f"{_shapes(slopes)}"
-            )
-        if not tracing and [part._version for part in x] != versions:
-            raise ValueError(
-                "the field changed x in place, which would corrupt the state; make its first "
-                "operation out of place (nn.ReLU() instead of nn.ReLU(inplace=True))"
-            )
-        return tuple(slopes)
+        """f at stage i, checked to be a derivative of x."""
+        field = self.plan.field
+        return evaluate_checked(field, self.structure, weights, stages[i], x, conditioning)
 
     def open(self, f: Callable[[int, State], State], x: State) -> Carry:
         """What the first step starts from; ``f`` takes stage indices."""
@@ -111,6 +93,35 @@ class Problem:
             )
 
 
+def evaluate_checked(
+    field: Field,
+    structure: TreeSpec,
+    weights: Named,
+    stage: Stage,
+    x: State,
+    conditioning: tuple[Any, ...],
+) -> State:
+    """f at a stage, checked to be a derivative of x and to have left x alone."""
+    tracing = torch.compiler.is_compiling()
+    versions = [] if tracing else [part._version for part in x]
+    value = field.evaluate(weights, stage, tree_unflatten(x, structure), *conditioning)
+    slopes, found = tree_flatten(value)
+    if found != structure or any(
+        not isinstance(slope, Tensor) or slope.shape != part.shape
+        for slope, part in zip(slopes, x, strict=True)
+    ):
+        raise ValueError(
+            f"the field must return dx/dt in the shape of x: expected {_shapes(x, structure)}, "
+            f"got {_shapes(slopes, found)}"
+        )
+    if not tracing and [part._version for part in x] != versions:
+        raise ValueError(
+            "the field changed x in place, which would corrupt the state; make its first "
+            "operation out of place (nn.ReLU() instead of nn.ReLU(inplace=True))"
+        )
+    return tuple(slopes)
+
+
 class Conditioning:
     """Extra inputs of the field: tensors that get gradients, and anything else as it is."""
 
@@ -137,6 +148,6 @@ class Conditioning:
         return bare
 
 
-def _shapes(parts: Any) -> Any:
+def _shapes(parts: Any, structure: TreeSpec) -> Any:
     shapes = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
-    return shapes[0] if len(shapes) == 1 else shapes
+    return tree_unflatten(shapes, structure)

@@ -45,9 +45,9 @@ class Recomputing(Gradient):
         """The states at the wanted grid points."""
         if torch.compiler.is_compiling() and not torch.is_grad_enabled():
             return Backprop().solve(problem, x)  # nothing to recompute: a plain loop can be traced
-        return self._recorded(problem, x)
+        recorded: list[State] = torch.compiler.disable(self._recorded)(problem, x)
+        return recorded
 
-    @torch.compiler.disable
     def _recorded(self, problem: Problem, x: State) -> list[State]:
         """The solve as one autograd node, which no tracer can look into."""
         plan = problem.plan
@@ -153,19 +153,13 @@ class Job:
         # requires it can only come from a tensor that the field hides.
         with torch.enable_grad():
             slopes = self.problem.evaluate(self.stages, i, self.rows[i], x, self.fixed)
-        if any(slope.requires_grad for slope in slopes):
-            raise ValueError(
-                f"the field's value depends on a tensor that requires grad but is neither x, "
-                f"conditioning, nor a parameter of the field: {type(self.method).__name__} can't "
-                "give it a gradient. Pass it as conditioning, make it a parameter of the field's "
-                "module, or use gradient=nanode.Backprop()"
-            )
+        refuse_hidden(slopes, self.method)
         return slopes
 
     def again(
         self, i: int, weights: Named, x: State, conditioning: tuple[Any, ...], stages: Stages
     ) -> State:
-        """f at stage i once more, as it was: same random numbers, same autocast, nothing recorded."""
+        """f at stage i once more: same random numbers, same autocast, nothing recorded."""
         self.problem.evaluations.backward += 1
         enabled, dtype = self.autocast
         with (
@@ -174,6 +168,17 @@ class Job:
             torch.enable_grad(),
         ):
             return self.problem.evaluate(stages, i, weights, x, conditioning)
+
+
+def refuse_hidden(slopes: State, method: Gradient) -> None:
+    """Raise if f's value requires grad though nothing that was handed to f did."""
+    if any(slope.requires_grad for slope in slopes):
+        raise ValueError(
+            f"the field's value depends on a tensor that requires grad but is neither x, "
+            f"conditioning, nor a parameter of the field: {type(method).__name__} can't give it a "
+            "gradient. Pass it as conditioning, make it a parameter of the field's module, or use "
+            "gradient=nanode.Backprop()"
+        )
 
 
 class ForwardRows:

@@ -75,7 +75,7 @@ class Reversal(Recomputing):
 
 
 class _Tape:
-    """Evaluations made while undoing steps, kept until the step that made them is differentiated."""
+    """Evaluations made while undoing steps, kept until the step is differentiated."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger

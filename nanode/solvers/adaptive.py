@@ -40,12 +40,13 @@ class Adaptive:
             raise ImportError(
                 "adaptive solvers need torchdiffeq: pip install nanode[adaptive]"
             ) from missing
-        low, high = sorted((float(times[0]), float(times[-1])))
-        jumps = [t for t in breakpoints if low < t < high]
+        first, last = (float(t) for t in times.detach()[[0, -1]])
+        # Those at the ends too: torchdiffeq steps past the end and interpolates.
+        jumps = [t for t in breakpoints if min(first, last) <= t <= max(first, last)]
         options = dict(self.options)
         if jumps:
             options["jump_t"] = torch.tensor(jumps, dtype=times.dtype, device=times.device)
-        sided = _Sided(f, jumps, forwards=bool(times[-1] > times[0]))
+        sided = _Sided(f, jumps, forwards=first < last, adjoint=adjoint is not None)
         settings: dict[str, Any] = {
             "rtol": self.rtol,
             "atol": self.atol,
@@ -65,13 +66,20 @@ class _Sided(nn.Module):
     """f(t, x) for torchdiffeq, which steps to a jump and nudges t by an ulp to say from where."""
 
     def __init__(
-        self, f: Callable[[Tensor, Side, State], State], jumps: list[float], forwards: bool
+        self,
+        f: Callable[[Tensor, Side, State], State],
+        jumps: list[float],
+        forwards: bool,
+        adjoint: bool,
     ) -> None:
         super().__init__()
-        self.f, self.jumps, self.forwards = f, jumps, forwards
+        self.f, self.jumps, self.forwards, self.adjoint = f, jumps, forwards, adjoint
 
     def forward(self, t: Tensor, x: State) -> State:
-        side: Side = "right" if self.forwards else "left"
+        # Exactly on a jump only where a pass starts; torchdiffeq's adjoint pass, alone in
+        # enabling grad, starts from the other end.
+        turned = self.adjoint and torch.is_grad_enabled()
+        side: Side = "right" if self.forwards != turned else "left"
         if self.jumps:
             now = float(t)
             jump = min(self.jumps, key=lambda b: abs(b - now))

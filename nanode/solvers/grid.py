@@ -1,6 +1,7 @@
 """Time grids: where the steps lie, in exact fractions."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -35,6 +36,19 @@ class Grid:
     def widths(self) -> tuple[float, ...]:
         """The width of each step, negative when time runs backwards."""
         return tuple(float(b - a) for a, b in pairwise(self.points))
+
+    def nearest(self, t: float) -> int:
+        """The point nearest to t."""
+        sign = 1 if self.points[0] < self.points[-1] else -1
+        exact = Fraction(t)
+        after = bisect_left(self.points, sign * exact, key=lambda point: sign * point)
+        around = range(max(0, after - 1), min(len(self.points), after + 1))
+        return min(around, key=lambda k: abs(self.points[k] - exact))
+
+    def holds(self, t: float) -> bool:
+        """Whether t is one of the points, up to rounding."""
+        width = abs(self.points[-1] - self.points[0]) / self.steps
+        return abs(self.points[self.nearest(t)] - Fraction(t)) <= width / 10**9
 
     def reversed(self) -> "Grid":
         """The same steps, backwards."""
@@ -89,6 +103,8 @@ class Given(Schedule):
     times: tuple[float, ...]
 
     def __init__(self, times: Sequence[float]) -> None:
+        if getattr(times, "requires_grad", False):
+            raise ValueError("times require grad, and a grid is not differentiated in them")
         object.__setattr__(self, "times", tuple(float(t) for t in times))
         if not all(isfinite(t) for t in self.times):
             raise ValueError(f"times must be finite, got {list(self.times)}")
@@ -118,7 +134,10 @@ class Aligned(Schedule):
 
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
         """The breakpoints and equal steps between them."""
-        inside = sorted({t for t in breakpoints if min(t0, t1) < t < max(t0, t1)})
+        # Times that differ by rounding only (0.3 and 3 * 0.1) are one.
+        near = abs(t1 - t0) / self.steps * 1e-9
+        inside = sorted(t for t in breakpoints if min(t0, t1) + near < t < max(t0, t1) - near)
+        inside = [b for a, b in pairwise([min(t0, t1), *inside]) if b - a > near]
         ends = [t0, *(inside if t0 < t1 else reversed(inside)), t1]
         points = [Fraction(t0)]
         for a, b in pairwise(ends):

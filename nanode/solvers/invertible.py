@@ -33,8 +33,9 @@ class Leapfrog(Invertible):
     opening = True
 
     def start(self, f: Evaluate, x: State) -> Carry:
-        """The state and its velocity."""
-        return x, f(-1, x)
+        """The state and its velocity, in the state's dtype: v is summed up like x."""
+        v = f(-1, x)
+        return x, tuple(b.to(a.dtype) for a, b in zip(x, v, strict=True))
 
     def step(self, f: Evaluate, h: float, carry: Carry) -> Carry:
         """Half a step along v, v reflected at f, half a step along the new v."""
@@ -96,7 +97,7 @@ class Coupled(Invertible):
     .. math:: y' = \lambda y + (1 - \lambda) z + \Psi_h(t, z), \qquad
               z' = z - \Psi_{-h}(t + h, y')
 
-    where :math:`\Psi_h(t, x)` is the increment of one step of ``method``; y is the state, z a second
+    where :math:`\Psi_h(t, x)` is the increment of a step of ``method``; y is the state, z a second
     copy. The method's order is kept, at twice its evaluations a step. ``coupling`` is
     :math:`\lambda`; by default :math:`\lambda = K / (K + c)` for K steps, with c =
     ``damping``: see the note on stability above.

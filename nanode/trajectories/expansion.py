@@ -50,7 +50,7 @@ class Expansion(Trajectory):
         self.coefficients = Tree(
             {
                 name: nn.Parameter(
-                    coefficients[name].reshape(basis.size, -1).to(value),
+                    coefficients[name].reshape(basis.size, value.numel()).to(value),
                     requires_grad=value.requires_grad,
                 )
                 for name, value in parameters.items()
@@ -64,34 +64,36 @@ class Expansion(Trajectory):
             name: _product(z.to(device=alpha.device, dtype=alpha.dtype), alpha).view(
                 self.shapes[name]
             )
-            for name, alpha in self.coefficients.items()
+            for name, alpha in self.coefficients
         }
 
     def table(self, stages: Stages) -> Named:
         """Every weight at every stage, by one matrix product per weight."""
         return {
             name: _product(basis_values(self.basis, stages, alpha), alpha).view(
-                -1, *self.shapes[name]
+                len(stages), *self.shapes[name]
             )
-            for name, alpha in self.coefficients.items()
+            for name, alpha in self.coefficients
         }
 
     def energy(self, m: int = 0) -> Tensor:
-        r"""The sum over all weights of :math:`\int W^{(m)2} dt = \mathrm{tr}(\alpha^\top G_m \alpha)`."""
+        r"""The sum over all weights of :math:`\int W^{(m)2} dt = \alpha^\top G_m \alpha`."""
         root = _root(self.basis.gram(m))
         parts = [
             _product(root.to(device=alpha.device, dtype=alpha.dtype), alpha).abs().square().sum()
-            for _, alpha in self.coefficients.items()
+            for _, alpha in self.coefficients
         ]
         return torch.stack(parts).sum()
 
 
 def _product(z: Tensor, alpha: Tensor) -> Tensor:
     with full_precision(alpha):
-        return z @ alpha
+        product: Tensor = z @ alpha
+    return product
 
 
 def _root(gram: Tensor) -> Tensor:
-    """R with Rᵀ R = gram. Squares of Rα can't turn negative, whatever the Gram matrix's condition."""
+    """R with Rᵀ R = gram: squares of Rα can't turn negative, however ill-conditioned gram is."""
     values, vectors = torch.linalg.eigh(gram)
-    return values.clamp_min(0).sqrt()[:, None] * vectors.T
+    root: Tensor = values.clamp_min(0).sqrt()[:, None] * vectors.T
+    return root

@@ -1,14 +1,16 @@
 """Weights as the output of a small network of time: the paper's Hyper-NANODE."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanode.bases.basis import checked_count, checked_interval
+from nanode.bases.basis import checked_count, checked_interval, numbers
 from nanode.stages import Side, Stages
+from nanode.trajectories.initial import spread
 from nanode.trajectories.trajectory import (
     Named,
     Trajectory,
@@ -26,7 +28,7 @@ class Hypernetwork(Trajectory):
 
     .. math:: W_{ij}(t) = \Psi([v_{ij}, t])
 
-    Shapes: ``embedding`` numbers per weight, stored flat as ``(embedding, numel)``; :math:`\Psi` has
+    Shapes: ``embedding`` numbers a weight, stored flat as ``(embedding, numel)``; :math:`\Psi` has
     tanh layers of the widths in ``hidden``. By default :math:`\Psi([v, t]) = v_1 + \psi([v, t])`
     with :math:`\psi = 0` at the start and :math:`v_1` the module's own value: the field starts as
     the wrapped module, constant in time. With ``residual=False`` :math:`\Psi` is the bare network,
@@ -62,18 +64,19 @@ class Hypernetwork(Trajectory):
         self.residual = residual
         vectors = {}
         for name, value in parameters.items():
-            flat = value.detach().reshape(1, -1)
+            flat = value.detach().reshape(1, value.numel())
             others = torch.randn(embedding - 1, flat.shape[1]).to(flat)
             first = flat if residual else torch.randn_like(flat)
             vectors[name] = nn.Parameter(torch.cat([first, others]), value.requires_grad)
         self.embeddings = Tree(vectors)
         # Outputs of the bare network are brought to each parameter's own mean and spread.
         like = next(iter(parameters.values()))
-        for name, statistic in (("mean", Tensor.mean), ("spread", _deviation)):
-            numbers = [float(statistic(value.detach().double())) for value in parameters.values()]
-            self.register_buffer(name, torch.tensor(numbers).to(like))
+        for name, statistic in (("mean", torch.mean), ("spread", spread)):
+            each = [statistic(value.detach()).to(like) for value in parameters.values()]
+            self.register_buffer(name, torch.stack(each))
+        self.width = max(hidden)
         widths = (embedding + 1, *hidden, 1)
-        layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
         if residual:
             nn.init.zeros_(layers[-1].weight)
             nn.init.zeros_(layers[-1].bias)
@@ -88,10 +91,11 @@ class Hypernetwork(Trajectory):
 
     def table(self, stages: Stages) -> Named:
         """Every weight at every stage."""
-        key = ("times", self.mean.device)
+        key = ("times", self.mean.device, self.mean.dtype)
         if key not in stages.memo:
-            times = torch.tensor([stage.time for stage in stages], dtype=torch.float64)
-            stages.memo[key] = times.to(self.mean.device, self.mean.dtype)
+            with torch.inference_mode(False):  # what is kept must serve training too
+                times = torch.tensor(numbers(stages), dtype=torch.float64, device="cpu")
+                stages.memo[key] = times.to(self.mean.device, self.mean.dtype)
         return self._at(stages.memo[key])
 
     def energy(self, m: int = 0) -> Tensor:
@@ -104,21 +108,26 @@ class Hypernetwork(Trajectory):
         nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(32))
         t0, t1 = self.interval
         times = t0 + (t1 - t0) * (nodes + 1) / 2
-        total = [
-            w.flatten(1).square().sum(1) @ weights.to(w) * (t1 - t0) / 2
-            for w in self._at(times).values()
-        ]
+        total = []
+        for w in self._at(times).values():
+            squares = w.abs().square().reshape(len(times), w[0].numel()).sum(1)
+            total.append(squares @ weights.to(squares) * (t1 - t0) / 2)
         return torch.stack(total).sum()
 
     def _at(self, times: Tensor) -> Named:
         times = times.to(self.mean)
+        # Passed to the checkpoint, not read in it: under ``functional_call`` the modules hold other
+        # tensors by the time of the backward pass.
+        layers = list(self.layers.parameters())
         weights = {}
-        for number, (name, vectors) in enumerate(self.embeddings.items()):
-            chunk = max(1, _CHUNK // (len(times) * self.layers[0].out_features))
+        for number, (name, vectors) in enumerate(self.embeddings):
+            chunk = max(1, _CHUNK // (max(1, len(times)) * self.width))
             parts = [
-                checkpoint(self._psi, part, times, use_reentrant=False)
+                checkpoint(
+                    _psi, part, times, *layers, use_reentrant=False, preserve_rng_state=False
+                )
                 if torch.is_grad_enabled()
-                else self._psi(part, times)
+                else _psi(part, times, *layers)
                 for part in vectors.split(chunk, dim=1)
             ]
             values = torch.cat(parts, dim=1)
@@ -126,20 +135,17 @@ class Hypernetwork(Trajectory):
                 values = vectors[0] + values
             else:
                 values = self.mean[number] + self.spread[number] * values
-            weights[name] = values.view(-1, *self.shapes[name])
+            weights[name] = values.view(len(times), *self.shapes[name])
         return weights
 
-    def _psi(self, vectors: Tensor, times: Tensor) -> Tensor:
-        """ψ([v, t]) for every weight at every time: (embedding, n) and (times,) to (times, n)."""
-        first, *others = self.layers
-        # The first layer is linear in [v, t]: neither is copied to the size of the other.
-        with full_precision(vectors):
-            by_vector = first.weight[:, :-1] @ vectors + first.bias[:, None]
-            h = by_vector + times[:, None, None] * first.weight[:, -1:]
-            for layer in others:
-                h = layer.weight @ torch.tanh(h) + layer.bias[:, None]
-            return h[:, 0]
 
-
-def _deviation(values: Tensor) -> Tensor:
-    return values.std(correction=0)
+def _psi(vectors: Tensor, times: Tensor, *layers: Tensor) -> Tensor:
+    """ψ([v, t]) for every weight at every time: (embedding, n) and (times,) to (times, n)."""
+    (first, bias), *others = zip(layers[::2], layers[1::2], strict=True)
+    # The first layer is linear in [v, t]: neither is copied to the size of the other.
+    with full_precision(vectors):
+        by_vector = first[:, :-1] @ vectors + bias[:, None]
+        h = by_vector + times[:, None, None] * first[:, -1:]
+        for weight, bias in others:
+            h = weight @ torch.tanh(h) + bias[:, None]
+        return h[:, 0]

@@ -54,7 +54,7 @@ class Noisy(Start):
         """The held coefficients with noise added."""
         held = Held()(parameters, basis)
         return {
-            name: alpha + self.scale * _spread(parameters[name]) * torch.randn_like(alpha)
+            name: alpha + self.scale * spread(parameters[name]) * torch.randn_like(alpha)
             for name, alpha in held.items()
         }
 
@@ -76,7 +76,7 @@ class Independent(Start):
         alphas = {}
         for name, value in parameters.items():
             alpha = _outer(unit, value.detach().mean().expand_as(value))
-            alphas[name] = alpha + _spread(value) / mean_square**0.5 * torch.randn_like(alpha)
+            alphas[name] = alpha + spread(value) / mean_square**0.5 * torch.randn_like(alpha)
         return alphas
 
 
@@ -97,7 +97,7 @@ class Untied(Start):
                 f"Untied needs a basis whose coefficients are values of the weight (Bucketed, "
                 f"PiecewiseLinear, BSpline), got {type(basis).__name__}; use Independent() instead"
             )
-        rows = [dict(parameters)]
+        rows: list[Mapping[str, Tensor]] = [parameters]
         for _ in range(basis.size - 1):
             fresh = dict(self.draw().named_parameters())
             missing = [name for name in parameters if name not in fresh]
@@ -116,11 +116,7 @@ def _outer(unit: Tensor, value: Tensor) -> Tensor:
     return unit.view(-1, *[1] * value.ndim) * value.detach()
 
 
-def _spread(value: Tensor) -> Tensor:
-    """The standard deviation of the values; zero for a single one."""
-    return (
-        value.detach()
-        .float()
-        .std(correction=0)
-        .to(value.real.dtype if value.is_complex() else value.dtype)
-    )
+def spread(value: Tensor) -> Tensor:
+    """The standard deviation of the values, real for complex ones; zero for a single one."""
+    wide = torch.promote_types(value.dtype, torch.float32)
+    return value.detach().to(wide).std(correction=0).to(value.dtype.to_real())

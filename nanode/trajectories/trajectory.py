@@ -3,6 +3,8 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +47,11 @@ class Trajectory(nn.Module, ABC):
 
 
 class Tree(nn.Module):
-    """Parameters filed under dotted paths, so that state-dict keys show the wrapped module's own."""
+    """Parameters filed under dotted paths, so that state-dict keys show the wrapped module's."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
-        self.paths = tuple(parameters)
+        self._paths = tuple(parameters)
         for path, parameter in parameters.items():
             *branches, leaf = path.split(".")
             node: nn.Module = self
@@ -59,10 +61,11 @@ class Tree(nn.Module):
                 node = node.get_submodule(branch)
             node.register_parameter(leaf, parameter)
 
-    def items(self) -> Iterator[tuple[str, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Each path with its parameter."""
+        # No public method or attribute here: a wrapped submodule may have its name.
         # Read through the attributes, so that ``functional_call`` on a model reaches them.
-        for path in self.paths:
+        for path in self._paths:
             branch, _, leaf = path.rpartition(".")
             yield path, getattr(self.get_submodule(branch), leaf)
 
@@ -81,9 +84,11 @@ def scalar_time(t: float | Tensor) -> Tensor:
     return torch.tensor(t, dtype=torch.float64)
 
 
-def full_precision(like: Tensor) -> torch.autocast:
+def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Without autocast: weights are computed in their own dtype, and cast where they are used."""
-    return torch.autocast(like.device.type, enabled=False)
+    kind = like.device.type
+    # The meta device has no autocast to switch off.
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
@@ -96,9 +101,11 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     key = (id(basis), fingerprint)
     if key not in stages.memo:
         # The basis is kept beside its values: its id can't be given to another meanwhile.
-        stages.memo[key] = basis, basis.on(stages)
+        with torch.inference_mode(False):
+            stages.memo[key] = basis, basis.on(stages)
     there = (*key, like.device, like.dtype)
     if there not in stages.memo:
-        stages.memo[there] = stages.memo[key][1].to(device=like.device, dtype=like.dtype)
+        with torch.inference_mode(False):  # what is kept must serve training too
+            stages.memo[there] = stages.memo[key][1].to(device=like.device, dtype=like.dtype)
     values: Tensor = stages.memo[there]
     return values

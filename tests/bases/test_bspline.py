@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanode.bases import BSpline
-from tests.contracts.basis_contract import BasisContract, close
+from tests.contracts.basis_contract import BasisContract, OneInterval, close
 
 interpolate = pytest.importorskip("scipy.interpolate")
 
@@ -36,16 +36,16 @@ class TestBSpline(BasisContract):
         return reference(t, self.places(basis.interval), self.degree, m)
 
 
-class TestLinearSpline(TestBSpline):
+class TestLinearSpline(OneInterval, TestBSpline):
     orders = (0, 1)
     knots, degree = 4, 1
 
 
-class TestOnePiece(TestBSpline):
+class TestOnePiece(OneInterval, TestBSpline):
     knots, degree = 2, 3
 
 
-class TestQuintic(TestBSpline):
+class TestQuintic(OneInterval, TestBSpline):
     orders = (0, 1, 2, 3, 4, 5)
     knots, degree = 7, 5
 

@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
 import torch
 
-from nanode.bases import Constant
+from nanode.bases import Bucketed, Constant
 from tests.contracts.basis_contract import BasisContract
 
 
@@ -16,6 +17,18 @@ class TestConstant(BasisContract):
 def test_gram_is_the_length():
     assert torch.equal(Constant((-2.0, 3.0)).gram(), torch.tensor([[5.0]], dtype=torch.float64))
     assert torch.equal(Constant().gram(1), torch.zeros(1, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("basis", [Constant(), Bucketed(3)], ids=str)
+def test_the_compiler_does_not_fold_nan_away(basis):
+    t = torch.tensor([0.5, float("nan")])
+    torch._dynamo.reset()
+    try:
+        z = torch.compile(basis, fullgraph=True)(t)
+    except torch._inductor.exc.InductorError as error:
+        pytest.skip(f"no working compiler here: {error}")
+    assert z[0].isfinite().all()
+    assert z[1].isnan().all()
 
 
 def test_the_gradient_in_t_exists_and_is_zero():

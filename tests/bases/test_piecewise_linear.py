@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from nanode.bases import BSpline, PiecewiseLinear
-from tests.contracts.basis_contract import BasisContract, close
+from tests.contracts.basis_contract import BasisContract, OneInterval, close
 
 
 class TestPiecewiseLinear(BasisContract):
@@ -29,7 +29,7 @@ class TestPiecewiseLinear(BasisContract):
         return slopes[np.searchsorted(places, t) - 1] * (m == 1)
 
 
-class TestTwoKnots(TestPiecewiseLinear):
+class TestTwoKnots(OneInterval, TestPiecewiseLinear):
     knots = 2
 
 

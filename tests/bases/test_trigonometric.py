@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanode.bases import Trigonometric
-from tests.contracts.basis_contract import BasisContract, close
+from tests.contracts.basis_contract import BasisContract, OneInterval, close
 
 
 def waves(t, order, frequency, m):
@@ -30,11 +30,11 @@ class TestTrigonometric(BasisContract):
         return waves(t, self.order, self.frequency, m)
 
 
-class TestPeriodic(TestTrigonometric):
+class TestPeriodic(OneInterval, TestTrigonometric):
     order, frequency = 5, 2 * math.pi
 
 
-class TestIntegerFrequency(TestTrigonometric):
+class TestIntegerFrequency(OneInterval, TestTrigonometric):
     order, frequency = 1, 3
 
 

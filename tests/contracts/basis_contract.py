@@ -296,6 +296,14 @@ class BasisContract:
             self.make((-1.5e308, 1.5e308))
 
 
+class OneInterval:
+    """Mixed into a variant of a basis that has passed on all intervals."""
+
+    @pytest.fixture
+    def interval(self):
+        return (-2.0, 3.0)
+
+
 def derivative(function):
     """d/dt of a function of independent times, by forward mode."""
     return lambda t: torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]

@@ -1,0 +1,50 @@
+# Two commands are enough on a machine with Python (3.11 to 3.13) and make:
+#   make demo    set up, then show what time-varying weights are for
+#   make test    set up if needed, then run everything that must pass
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: help demo test lint types pytest test-gpu bench figures clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
+
+# Installs only when the lists of what to install have changed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m nanode.demo
+
+test: lint types pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+pytest: $(STAMP)
+	$(BIN)/pytest -n $(WORKERS) -m "not gpu"
+
+# On a machine with a GPU, with whatever torch is installed there.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests -p no:cacheprovider
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/table.py
+	$(BIN)/python benchmarks/compare.py --preset cpu
+
+figures: $(STAMP)
+	$(BIN)/python docs/figures.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis out

@@ -1,0 +1,153 @@
+"""How far each gradient method is from backpropagation, on a user's own block and input."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from nanode.block import ODEBlock
+from nanode.gradients import Backprop, Backsolve, Checkpointed, Evaluations, Gradient, Reversal
+from nanode.gradients.problem import Conditioning, Problem
+from nanode.solvers.stepper import Carry, Invertible, State
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor's gradient beside backpropagation's."""
+
+    method: str
+    name: str
+    #: ‖g − g_backprop‖ / ‖g_backprop‖
+    error: float
+    #: The cosine of the angle between the two.
+    cosine: float
+
+
+@dataclass(frozen=True)
+class GradientCheck:
+    """What ``check_gradients`` found; ``print`` it for a table."""
+
+    rows: tuple[Comparison, ...]
+    #: Methods that can't serve this block, and why.
+    refused: dict[str, str]
+    #: ‖x − x₀‖ / ‖x₀‖ after undoing the whole solve; None for steppers that can't.
+    drift: float | None
+
+    def worst(self, method: str) -> float:
+        """The largest error of a method over all tensors."""
+        return max(row.error for row in self.rows if row.method == method)
+
+    def __str__(self) -> str:
+        width = max((len(row.name) for row in self.rows), default=4)
+        lines = [f"{'method':14} {'tensor':{width}} {'error':>9} {'cosine':>11}"]
+        lines += [
+            f"{row.method:14} {row.name:{width}} {row.error:9.1e} {row.cosine:11.8f}"
+            for row in self.rows
+        ]
+        lines += [f"{name:14} {why.split(';')[0]}" for name, why in self.refused.items()]
+        if self.drift is not None:
+            lines.append(f"drift after undoing all steps: {self.drift:.1e}")
+        return "\n".join(lines)
+
+
+def check_gradients(
+    block: ODEBlock,
+    x: Any,
+    *conditioning: Any,
+    methods: Sequence[Gradient] | None = None,
+) -> GradientCheck:
+    """Compare gradient methods with backpropagation on one block and input.
+
+    The loss is a fixed random linear function of the output, so every direction counts. Works on a
+    copy: the block's gradients, statistics and the random state are left alone.
+
+    >>> import nanode, torch
+    >>> field = nanode.TimeVarying(torch.nn.Linear(3, 3), basis=nanode.Legendre(degree=2))
+    >>> block = nanode.ODEBlock(field, steps=5, solver=nanode.Leapfrog())
+    >>> report = nanode.check_gradients(block, torch.randn(2, 3))
+    >>> report.worst("Reversal") < 1e-4, report.drift < 1e-5
+    (True, True)
+    """
+    if block.steps is None:
+        raise ValueError("check_gradients needs a block with a fixed-step solver")
+    if methods is None:
+        methods = (Checkpointed(), Reversal(), Backsolve())
+    with torch.random.fork_rng():
+        seed = torch.random.initial_seed()
+        reference = _gradients(block, Backprop(), x, conditioning, seed)
+        rows, refused = [], {}
+        for method in methods:
+            label = type(method).__name__
+            try:
+                found = _gradients(block, method, x, conditioning, seed)
+            except ValueError as why:
+                refused[label] = str(why)
+                continue
+            rows += [_compare(label, name, found[name], reference[name]) for name in reference]
+        drift = reversal_drift(block, x, *conditioning)
+    return GradientCheck(tuple(rows), refused, drift)
+
+
+@torch.no_grad()
+def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
+    """The relative error of x₀ after solving and undoing the solve; None if it can't be undone."""
+    block = copy.deepcopy(block)
+    plan = block._plan
+    assert plan is not None
+    stepper = plan.stepper
+    if not isinstance(stepper, Invertible):
+        return None
+    if block.augment:
+        x = block._augmented(x)
+    parts, structure = tree_flatten(x)
+    problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
+    weights = plan.field.weights(plan.stages)
+    rows = weights.rows()
+
+    def f(i: int, at: State) -> State:
+        row = rows[i] if rows else weights.constant
+        return problem.evaluate(plan.stages, i, row, at, conditioning)
+
+    carry: Carry = problem.march(f, problem.open(f, tuple(parts)), lambda k, reached: None)
+    for k in reversed(range(plan.grid.steps)):
+        carry = stepper.invert(problem.local(f, k), plan.widths[k], carry)
+    difference = [a.double() - b.double() for a, b in zip(carry[0], parts, strict=True)]
+    return _norm(difference) / max(_norm(parts), torch.finfo(torch.float64).tiny)
+
+
+def _gradients(
+    block: ODEBlock, method: Gradient, x: Any, conditioning: tuple[Any, ...], seed: int
+) -> dict[str, Tensor]:
+    """Gradients of a random linear function of the output in x and every parameter."""
+    twin = copy.deepcopy(block)
+    twin.gradient = method
+    twin.regrid(block.steps)  # refuses what the method can't serve
+    torch.manual_seed(seed)
+    x = tree_map(lambda part: part.detach().clone().requires_grad_(), x)
+    result = tree_flatten(twin(x, *conditioning))[0]
+    generator = torch.Generator().manual_seed(0)
+    loss = sum(
+        (part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in result
+    )
+    named = {name: p for name, p in twin.named_parameters() if p.requires_grad}
+    named |= {f"x{n or ''}": part for n, part in enumerate(tree_flatten(x)[0])}
+    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)  # type: ignore[arg-type]
+    return {
+        name: torch.zeros_like(tensor) if grad is None else grad
+        for (name, tensor), grad in zip(named.items(), grads, strict=True)
+    }
+
+
+def _compare(method: str, name: str, found: Tensor, expected: Tensor) -> Comparison:
+    a, b = found.double().flatten(), expected.double().flatten()
+    scale = max(float(b.norm()), torch.finfo(torch.float64).tiny)
+    cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if float(a.norm()) else 0.0
+    return Comparison(method, name, float((a - b).norm()) / scale, cosine)
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return float(torch.stack([part.double().norm() for part in parts]).norm())

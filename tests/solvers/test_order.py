@@ -1,0 +1,85 @@
+"""Every stepper converges at the order that it declares."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from tests.solvers.problems import DOUBLE, Decay, Growth, fitted_order
+
+RUNGE_KUTTA = [nanode.Euler, nanode.Midpoint, nanode.Heun, nanode.RK4, nanode.ThreeEighths]
+COUPLED = [nanode.Coupled(method()) for method in RUNGE_KUTTA]
+STEPPERS = [
+    *(method() for method in RUNGE_KUTTA),
+    nanode.Leapfrog(),
+    nanode.ReversibleHeun(),
+    *COUPLED,
+]
+ONE_STEP = [*(method() for method in RUNGE_KUTTA), *COUPLED]
+
+
+def grid_sizes(order):
+    # Fine enough for the leading term, coarse enough to stay far above rounding.
+    return [32, 64, 128, 256] if order < 4 else [16, 32, 64]
+
+
+@pytest.mark.parametrize("interval", [(0.2, 1.7), (1.7, 0.2)], ids=["forward", "backward"])
+@pytest.mark.parametrize("problem", [Growth(), Decay()], ids=["linear", "nonlinear"])
+@pytest.mark.parametrize("stepper", STEPPERS, ids=repr)
+def test_fitted_order(stepper, problem, interval):
+    sizes = grid_sizes(stepper.order)
+    exact = problem.exact(*interval)
+    errors = []
+    for steps in sizes:
+        x = nanode.odeint(problem, problem.start, steps=steps, interval=interval, solver=stepper)
+        errors.append(float((x - exact).norm()))
+    assert abs(fitted_order(sizes, errors) - stepper.order) < 0.2, errors
+
+
+class Wave(nn.Module):
+    """f(x; w) = w sin x, solved by tan(x/2) = tan(x0/2) exp(∫w)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=DOUBLE))
+
+    def forward(self, x):
+        return self.w * torch.sin(x)
+
+
+def jumping(buckets):
+    field = nanode.TimeVarying(Wave(), basis=nanode.Bucketed(len(buckets)))
+    with torch.no_grad():
+        field.trajectory.coefficients.w.copy_(torch.tensor(buckets, dtype=DOUBLE)[:, None])
+    return field
+
+
+def jump_errors(stepper, sizes, interval):
+    buckets = [3.0, -1.0, 0.5, 2.0]
+    field, x = jumping(buckets), torch.tensor([0.5, 1.0], dtype=DOUBLE)
+    total = (interval[1] - interval[0]) * sum(buckets) / 4
+    exact = 2 * torch.atan(torch.tan(x / 2) * math.exp(total))
+    errors = []
+    for steps in sizes:
+        got = nanode.odeint(field, x, steps=steps, interval=interval, solver=stepper)
+        errors.append(float((got - exact).detach().norm()))
+    return errors
+
+
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0)], ids=["forward", "backward"])
+@pytest.mark.parametrize("stepper", ONE_STEP, ids=repr)
+def test_order_survives_jumps_on_the_grid(stepper, interval):
+    # One stage on the wrong side of one of the three jumps would leave an error of order h.
+    sizes = grid_sizes(stepper.order)
+    errors = jump_errors(stepper, sizes, interval)
+    assert abs(fitted_order(sizes, errors) - stepper.order) < 0.2, errors
+
+
+@pytest.mark.parametrize("stepper", [nanode.Leapfrog(), nanode.ReversibleHeun()], ids=repr)
+def test_slopes_carried_over_a_jump_cost_an_order(stepper):
+    # Both start a step with the slope that the last step ended with, on the other side.
+    sizes = grid_sizes(stepper.order)
+    errors = jump_errors(stepper, sizes, (0.0, 1.0))
+    assert fitted_order(sizes, errors) > 0.8, errors
