@@ -5,6 +5,7 @@ evaluates the same function, in the backward pass too (where autocast would be o
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -54,7 +55,9 @@ class Bottleneck(nn.Module):
             self.add_module(layer, Parameters(**layer_shapes))
 
     def forward(self, x: Tensor) -> Tensor:
-        return bottleneck(x, dict(self.named_parameters()), self.case)
+        # By attribute, as layers read their weights: a wrapper may lend them without registering.
+        names = (*self.case.moving, *self.case.constant)
+        return bottleneck(x, {name: attrgetter(name)(self) for name in names}, self.case)
 
 
 class Field(nn.Module):
@@ -76,6 +79,15 @@ class Field(nn.Module):
 
     def leaves(self) -> dict[str, Tensor]:
         return dict(zip(self.names, self.alpha, strict=True))
+
+    def counting(self, solve: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The same solve, which starts counting evaluations anew."""
+
+        def counted(x: Tensor) -> Tensor:
+            self.evaluations = 0
+            return solve(x)
+
+        return counted
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         self.evaluations += 1

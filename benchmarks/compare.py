@@ -102,7 +102,7 @@ def run_torch(options: argparse.Namespace, case: problem.Case, steps: int) -> di
         from block import Field
 
         field = Field(case, arrays, dtype).to(device)
-        forward = peers_torch.SYSTEMS[options.system](field, steps)
+        forward = field.counting(peers_torch.SYSTEMS[options.system](field, steps))
         solve = TorchSolve(forward, field.leaves(), lambda: field.evaluations)
     row, gradients = measure_torch(solve, arrays, dtype, device, options.repeats)
     if options.system in NANODE and nanode_systems.coupled(options.system):

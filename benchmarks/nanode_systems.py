@@ -48,7 +48,7 @@ def build(
         gradient=getattr(nanode, gradient or GRADIENTS[system])(),
     ).to(device, getattr(torch, case.state_dtype))
 
-    moving = dict(field.trajectory.named_parameters())
+    moving = dict(field.trajectory.coefficients.named_parameters())
     constant = dict(field.module.named_parameters())
     leaves = {name: moving[name] for name in case.moving}
     leaves |= {name: constant[name] for name in case.constant}
@@ -56,7 +56,7 @@ def build(
     with torch.no_grad():
         for name, leaf in leaves.items():
             leaf.copy_(torch.from_numpy(arrays[name]))
-    return TorchSolve(block, leaves)
+    return TorchSolve(block, leaves, lambda: block.nfe.forward)
 
 
 def _check_order(basis: Any) -> None:

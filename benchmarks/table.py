@@ -35,11 +35,11 @@ NOTES = """\
 Medians. Memory: peak of forward + backward beyond what was held before.
 Errors: ‖g − g_ref‖ / ‖g_ref‖ against the same discretisation in float64 (Euler; another one is \
 named in the row).
-An exact method shows about 1e-7 in float32; up to 1e-4 where a pre-activation is so near zero \
-that rounding decides whether its ReLU is open (in float64 the same solve shows 1e-15).
+An exact method shows about 1e-7 in float32, or 1e-5 to 1e-3 where rounding opens or shuts a \
+single ReLU at its kink (in float64 the same solve shows 1e-15).
 In bfloat16 rounding alone gives a few 1e-2.
 PyTorch rows run eagerly, diffrax rows are compiled; there, backward is total minus forward.
-evals: evaluations of f in the forward pass, where the system lets them be counted."""
+evals: evaluations of f in the forward pass."""
 
 
 def versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ def wave_gram(frequencies: Tensor, phases: Tensor, interval: Interval, m: int) -
         frequencies[:, None] + frequencies, phases[:, None] + phases, interval
     )
     power = torch.pow(frequencies, m)
-    sign = 1 if m % 2 else 1
+    sign = -1 if m % 2 else 1
     return power[:, None] * power * (apart + sign * together) / 2
 
 

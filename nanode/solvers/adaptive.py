@@ -11,6 +11,9 @@ from nanode.solvers.stepper import State
 from nanode.stages import Side
 
 
+_METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
+
+
 @dataclass(frozen=True)
 class Adaptive:
     """Steps chosen by an error estimate, by torchdiffeq (``pip install nanode[adaptive]``).
@@ -24,6 +27,10 @@ class Adaptive:
     rtol: float = 1e-5
     atol: float = 1e-6
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method not in _METHODS:
+            raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {self.method!r}")
 
     def solve(
         self,
@@ -40,13 +47,14 @@ class Adaptive:
             raise ImportError(
                 "adaptive solvers need torchdiffeq: pip install nanode[adaptive]"
             ) from missing
-        first, last = (float(t) for t in times.detach()[[0, -1]])
-        # Those at the ends too: torchdiffeq steps past the end and interpolates.
+        marks = times.detach()
+        first, last = marks[[0, -1]].tolist()
         jumps = [t for t in breakpoints if min(first, last) <= t <= max(first, last)]
-        options = dict(self.options)
-        if jumps:
-            options["jump_t"] = torch.tensor(jumps, dtype=times.dtype, device=times.device)
-        sided = _Sided(f, jumps, forwards=first < last, adjoint=adjoint is not None)
+        jump_t = torch.tensor(jumps, dtype=times.dtype, device=times.device)
+        # Left alone torchdiffeq steps past a wanted time and interpolates, to the fourth order only.
+        stops = {"jump_t": jump_t, "step_t": marks[~torch.isin(marks, jump_t)]}
+        options = self.options | stops
+        sided = _Sided(f, jump_t.tolist(), forwards=first < last, adjoint=adjoint is not None)
         settings: dict[str, Any] = {
             "rtol": self.rtol,
             "atol": self.atol,
@@ -56,8 +64,15 @@ class Adaptive:
         if adjoint is None:
             result = torchdiffeq.odeint(sided, x, times, **settings)
         else:
+            # Where time runs backwards torchdiffeq's adjoint pass counts it negative.
+            turned = {name: t if first < last else -t for name, t in stops.items()}
             result = torchdiffeq.odeint_adjoint(
-                sided, x, times, adjoint_params=adjoint, adjoint_options=options, **settings
+                sided,
+                x,
+                times,
+                adjoint_params=adjoint,
+                adjoint_options=self.options | turned,
+                **settings,
             )
         return list(result)
 
@@ -81,10 +96,8 @@ class _Sided(nn.Module):
         turned = self.adjoint and torch.is_grad_enabled()
         side: Side = "right" if self.forwards != turned else "left"
         if self.jumps:
-            now = float(t)
-            jump = min(self.jumps, key=lambda b: abs(b - now))
-            # The jump as torchdiffeq sees it, in t's own precision.
-            there = float(torch.tensor(jump, dtype=t.dtype))
+            now = float(t.detach())
+            there = min(self.jumps, key=lambda b: abs(b - now))
             if now != there:
                 side = "left" if now < there else "right"
         return self.f(t, side, x)

@@ -1,0 +1,111 @@
+"""What only a GPU can show. Run by ``make test-gpu``."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+COMBINATIONS = [
+    (nanode.Euler(), nanode.Backprop()),
+    (nanode.Euler(), nanode.Checkpointed()),
+    (nanode.RK4(), nanode.Checkpointed(chunk=5)),
+    (nanode.Coupled(nanode.Euler()), nanode.Reversal()),
+    (nanode.Leapfrog(), nanode.Reversal()),
+    (nanode.ReversibleHeun(), nanode.Reversal(chunk=3)),
+]
+
+
+def conv_field(channels: int = 8, dropout: float = 0.0) -> nanode.TimeVarying:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nanode.BatchNorm(channels),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, padding=1),
+        nn.Dropout(dropout),
+    )
+    return nanode.TimeVarying(module, nanode.Trigonometric(order=3), start=nanode.Noisy(0.3))
+
+
+def gradients(block: nanode.ODEBlock, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    torch.manual_seed(1)
+    y = block(x)
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y)
+    return list(torch.autograd.grad(y, [x, *block.parameters()], cotangent))
+
+
+def close(found, expected, tolerance):
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= tolerance * b.norm() + 1e-30
+
+
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
+def test_gpu_agrees_with_cpu(solver, gradient):
+    """Same numbers in float64, where only the order of sums differs."""
+    block = nanode.ODEBlock(conv_field().double(), 7, solver, gradient)
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64)
+    on_cpu = gradients(copy.deepcopy(block), x)
+    on_gpu = gradients(block.cuda(), x.cuda())
+    close([g.cpu() for g in on_gpu], on_cpu, 1e-11)
+
+
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
+def test_a_fixed_grid_solve_never_waits_for_the_gpu(solver, gradient):
+    block = nanode.ODEBlock(conv_field().cuda(), 6, solver, gradient)
+    x = torch.randn(4, 8, 9, 9, device="cuda", requires_grad=True)
+    cotangent = torch.randn_like(x)
+    for _ in range(2):  # tables of basis values travel at the first use
+        torch.autograd.grad(block(x), [x, *block.parameters()], cotangent)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(block(x), [x, *block.parameters()], cotangent)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS[1:], ids=repr)
+def test_dropout_masks_are_drawn_again(solver, gradient):
+    """Recomputed evaluations see the masks of the first ones, so gradients are backprop's."""
+    field = conv_field(dropout=0.5).double().cuda()
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda")
+    expected = gradients(nanode.ODEBlock(field, 6, solver, nanode.Backprop()), x)
+    found = gradients(nanode.ODEBlock(field, 6, solver, gradient), x)
+    # Undoing the steps adds rounding, which the coupling amplifies by at most e².
+    close(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_the_state_in_single_precision(dtype):
+    field = conv_field().cuda()
+    x = torch.randn(4, 8, 9, 9, device="cuda")
+    found = {}
+    for gradient in (nanode.Backprop(), nanode.Checkpointed(), nanode.Reversal()):
+        block = nanode.ODEBlock(field, 6, nanode.Coupled(), gradient)
+        with torch.autocast("cuda", dtype=dtype):
+            y = block(x)
+        assert y.dtype == torch.float32
+        cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).cuda()
+        found[gradient] = torch.autograd.grad(y, list(block.parameters()), cotangent)
+    reference = found.pop(nanode.Backprop())
+    for grads in found.values():
+        # Half-precision kernels with atomics may round differently between two runs.
+        close(grads, reference, 2e-2)
+
+
+def test_memory_is_constant_in_the_number_of_steps():
+    x = torch.randn(16, 8, 32, 32, device="cuda")
+    held = {}
+    for steps in (10, 160):
+        block = nanode.ODEBlock(conv_field().cuda(), steps, nanode.Coupled(), nanode.Reversal())
+        held[steps] = nanode.measure_memory(block, x)
+    # The norm's statistics belong to the model; what is held is the second copy of the state.
+    assert held[160].held == held[10].held <= 2 * x.nbytes
+    assert held[10].table_held == held[160].table_held == 0

@@ -1,0 +1,210 @@
+"""Penalties against quadrature of the trajectory itself.
+
+Tolerance 1e-11 relative: both sides are sums of at most some hundred float64 products, and second
+derivatives of these bases amplify rounding by less than 1e4.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from tests.trajectories.samples import EVERY, make, quadrature, stirred
+
+INTERVALS = [(0.0, 1.0), (-2.0, 3.0)]
+TOLERANCE = 1e-11
+#: Bases whose m-th derivative is a function that quadrature can see.
+SMOOTH = [
+    (name, m)
+    for name in EVERY
+    for m in (0, 1, 2)
+    if m == 0 or (name, m) not in [("bucketed", 1), ("bucketed", 2), ("piecewise_linear", 2)]
+]
+
+
+def integral(path, m):
+    """∫ ‖W⁽ᵐ⁾(t)‖² dt of a trajectory, derivatives by automatic differentiation in t."""
+    nodes, weights = quadrature(path.interval, path.breakpoints)
+
+    def squares(t):
+        def derived(order):
+            if order == 0:
+                return lambda t: path(t)
+            below = derived(order - 1)
+            return lambda t: torch.func.jvp(below, (t,), (torch.ones_like(t),))[1]
+
+        return sum(w.abs().square().sum() for w in derived(m)(t).values())
+
+    return float(torch.func.vmap(squares)(nodes).detach() @ weights)
+
+
+def penalty(model, m):
+    return nanode.function_penalty(model) if m == 0 else nanode.smoothness_penalty(model, m)
+
+
+def field(name, interval=(0.0, 1.0), seed=7):
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
+    return stirred(nanode.TimeVarying(module, make(name, interval)), seed)
+
+
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+@pytest.mark.parametrize(("name", "m"), SMOOTH)
+def test_integrals_match_quadrature(name, m, interval):
+    model = field(name, interval)
+    expected = integral(model.trajectory, m)
+    if name == "constant" and m > 0:
+        assert expected == 0
+    else:
+        assert expected > 0.01  # there is something to measure
+    assert penalty(model, m).item() == pytest.approx(expected, rel=TOLERANCE, abs=1e-14)
+
+
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+@pytest.mark.parametrize("m", [1, 2])
+def test_buckets_are_smooth_by_their_differences(m, interval):
+    model = field("bucketed", interval)
+    width = (interval[1] - interval[0]) / 4
+    alphas = [alpha.detach().numpy() for alpha in model.trajectory.parameters()]
+    expected = sum((np.diff(a, m, axis=0) ** 2).sum() for a in alphas) * width ** (1 - 2 * m)
+    assert nanode.smoothness_penalty(model, m).item() == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_hats_have_second_differences():
+    model = field("piecewise_linear")
+    width = 1 / 3  # four knots
+    alphas = [alpha.detach().numpy() for alpha in model.trajectory.parameters()]
+    expected = sum((np.diff(a, 2, axis=0) ** 2).sum() for a in alphas) * width**-3
+    assert nanode.smoothness_penalty(model, 2).item() == pytest.approx(expected, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_weights_that_do_not_move_are_smooth(name):
+    model = nanode.TimeVarying(nn.Linear(3, 3), make(name))
+    for m in (1, 2):
+        # The Gram matrix's entries, up to 1e4, times an ulp, squared roots of them at worst.
+        assert nanode.smoothness_penalty(model, m).item() <= 1e-10
+
+
+def test_coefficient_penalty_is_the_sum_of_squares():
+    model = field("legendre")
+    expected = sum((alpha.detach().numpy() ** 2).sum() for alpha in model.trajectory.parameters())
+    assert nanode.coefficient_penalty(model).item() == pytest.approx(expected, rel=1e-14)
+
+
+def test_parameters_left_constant_do_not_count():
+    module = nn.Linear(3, 3)
+    weight = module.weight.detach().clone()
+    model = nanode.TimeVarying(module, nanode.Constant(), overrides={"bias": None})
+    expected = float(weight.square().sum())
+    assert nanode.coefficient_penalty(model).item() == pytest.approx(expected, rel=1e-14)
+    assert nanode.function_penalty(model).item() == pytest.approx(expected, rel=1e-14)
+
+
+class Penalised(nn.Module):
+    """A penalty as a module, so that ``functional_call`` can give its parameters."""
+
+    def __init__(self, model, rule):
+        super().__init__()
+        self.model, self.rule = model, rule
+
+    def forward(self):
+        return self.rule(self.model)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        nanode.coefficient_penalty,
+        nanode.function_penalty,
+        nanode.smoothness_penalty,
+        lambda model: nanode.smoothness_penalty(model, 2),
+    ],
+    ids=["coefficient", "function", "smoothness", "smoothness-2"],
+)
+@pytest.mark.parametrize("name", ["bucketed", "trigonometric", "bspline"])
+def test_gradients(name, rule):
+    model = Penalised(field(name), rule)
+    names = [key for key, _ in model.named_parameters()]
+    assert len(names) == 4
+
+    def total(*alphas):
+        return torch.func.functional_call(model, dict(zip(names, alphas, strict=True)), ())
+
+    alphas = tuple(p.detach().requires_grad_() for p in model.parameters())
+    torch.autograd.gradcheck(total, alphas)
+    torch.autograd.gradgradcheck(total, alphas)
+
+
+def test_one_call_for_a_whole_model():
+    shared = field("trigonometric", seed=3)
+    parts = [field("legendre", seed=1), field("bspline", interval=(0.0, 2.0), seed=2), shared]
+    model = nn.ModuleDict(
+        {"a": nn.Sequential(parts[0], nn.Linear(3, 3)), "b": parts[1], "c": shared, "d": shared}
+    )
+    rules = [nanode.coefficient_penalty, nanode.function_penalty, nanode.smoothness_penalty]
+    for rule in rules:
+        expected = sum(rule(part).item() for part in parts)  # a shared field counts once
+        assert rule(model).item() == pytest.approx(expected, rel=1e-14)
+
+
+def test_several_trajectories_in_one_field():
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
+    basis, other = nanode.Legendre(3), nanode.PiecewiseLinear(5)
+    model = stirred(nanode.TimeVarying(module, basis, overrides={"*.bias": other}))
+    for m in (0, 1):
+        expected = integral(model.trajectory, m)
+        assert penalty(model, m).item() == pytest.approx(expected, rel=TOLERANCE)
+    expected = sum((p.detach().numpy() ** 2).sum() for p in model.parameters())
+    assert nanode.coefficient_penalty(model).item() == pytest.approx(expected, rel=1e-14)
+
+
+def test_complex_weights():
+    start = {"w": nn.Parameter(torch.randn(2, 2, dtype=torch.complex128))}
+    path = stirred(nanode.Expansion(start, nanode.Chebyshev(3)))
+    for m in (0, 1):
+        got = penalty(path, m)
+        assert not got.is_complex()
+        assert got.item() == pytest.approx(integral(path, m), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("m", [0, 1, 2])
+def test_ill_conditioned_penalties_are_never_negative(m):
+    # At base frequency 1 on [0, 1] the Gram matrix of order 10 has numerical rank 13 of 21:
+    # αᵀGα in float32 is then noise of either sign.
+    basis = nanode.Trigonometric(10)
+    t, weights = quadrature((0.0, 1.0))
+    gram = (basis(t) * weights[:, None]).mT @ basis(t)
+    nearly_null = torch.linalg.eigh(gram).eigenvectors[:, :6]
+    path = nanode.Expansion({"w": nn.Parameter(torch.zeros(64))}, basis).float()
+    alpha = (100 * nearly_null @ torch.randn(6, 64)).float()
+    naive = torch.einsum("dn,de,en->n", alpha, basis.gram(m).float(), alpha)
+    assert naive.min() < 0  # so the plain formula fails here
+    for column in alpha.mT:
+        with torch.no_grad():
+            path.coefficients.w.copy_(column[:, None].expand(-1, 64))
+        value = penalty(path, m)
+        assert value.dtype == torch.float32
+        assert value >= 0
+        value.backward()
+    assert path.coefficients.w.grad.isfinite().all()
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("rule", [nanode.coefficient_penalty, nanode.function_penalty])
+def test_models_that_do_not_move_are_refused(rule):
+    with pytest.raises(ValueError, match="Sequential has no weights that move.*TimeVarying"):
+        rule(nn.Sequential(nn.Linear(2, 2), nanode.Autonomous(nn.Linear(2, 2))))
+
+
+def test_smoothness_refuses_models_that_do_not_move():
+    with pytest.raises(ValueError, match="Linear has no weights that move"):
+        nanode.smoothness_penalty(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("m", [0, -1, 1.5, True, "1", None])
+def test_smoothness_refuses_other_orders(m):
+    with pytest.raises(ValueError, match="m must be a positive integer.*function_penalty"):
+        nanode.smoothness_penalty(field("legendre"), m)
