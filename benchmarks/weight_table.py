@@ -1,6 +1,6 @@
 """All weights of a solve at once against one time after another.
 
-The bottleneck 256→64→64→256 with trigonometric weights of order 10, at 100 times: one matrix product
+The bottleneck 256→64→64→256 with trigonometric weights of order 10, at 100 times: one product
 per parameter (``trajectory.table``) against 100 calls of ``trajectory(t)``, in the same run.
 """
 

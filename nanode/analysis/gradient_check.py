@@ -135,7 +135,7 @@ def _gradients(
     )
     named = {name: p for name, p in twin.named_parameters() if p.requires_grad}
     named |= {f"x{n or ''}": part for n, part in enumerate(tree_flatten(x)[0])}
-    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)  # type: ignore[arg-type]
+    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {
         name: torch.zeros_like(tensor) if grad is None else grad
         for (name, tensor), grad in zip(named.items(), grads, strict=True)

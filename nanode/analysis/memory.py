@@ -169,7 +169,8 @@ class _TableSpy:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def _size(tensor: Tensor) -> int:

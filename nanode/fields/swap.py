@@ -50,10 +50,8 @@ class Lender:
             path, _, leaf = name.rpartition(".")
             self.places.append((module.get_submodule(path), leaf, first))
         for owner, leaf, name in self.places:
-            # A submodule used twice is listed twice, but gives its parameter up only once.
-            if name in self.moving and leaf in owner._parameters:
-                del owner._parameters[leaf]
-                setattr(owner, leaf, None)
+            if name in moving:
+                owner._parameters[leaf] = None
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
 
     def constant(self) -> dict[str, Tensor]:
@@ -93,11 +91,8 @@ class Lender:
 
 
 def _put(owner: nn.Module, leaf: str, value: Tensor | None) -> Tensor | None:
-    """Set a weight, as a parameter or an attribute, and return the one it replaces."""
-    if leaf not in owner._parameters:
-        old: Tensor | None = getattr(owner, leaf)
-        setattr(owner, leaf, value)
-        return old
+    """Set a weight and return the one it replaces."""
+    # Into the dict of parameters, so that a module that lists its own in forward finds them all.
     old = owner._parameters[leaf]
     if value is not old:
         owner._parameters[leaf] = value  # type: ignore[assignment]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from nanode.solvers.stepper import State
 from nanode.stages import Side
 
-
 _METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 
 

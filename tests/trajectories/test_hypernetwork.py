@@ -190,12 +190,14 @@ def test_energy_matches_quadrature(residual):
     t, w = quadrature(interval)
     at = [sum(float(v.detach().square().sum()) for v in path(float(s)).values()) for s in t]
     # A tanh network of order-1 weights is analytic well around the interval: 32 nodes reach 1e-9.
-    assert nanode.function_penalty(path).item() == pytest.approx(torch.tensor(at) @ w, rel=1e-9)
+    assert nanode.function_penalty(path).item() == pytest.approx(
+        float(torch.tensor(at) @ w), rel=1e-9
+    )
 
 
 def test_energy_of_derivatives_is_refused():
     path = nanode.Hypernetwork(values())
-    with pytest.raises(ValueError, match="m = 0 only, got m = 1.*Expansion"):
+    with pytest.raises(ValueError, match=r"m = 0 only, got m = 1.*Expansion"):
         nanode.smoothness_penalty(path)
 
 

@@ -86,9 +86,7 @@ def test_independent_keeps_the_variance_averaged_over_time(name, interval, dtype
     t, weights = quadrature(interval, basis.breakpoints)
     at = torch.func.vmap(lambda t: path(t)["w"].flatten())(t)
     mean, variance = w.mean(), float(w.std(correction=0)) ** 2
-    measured = float(
-        (at - mean).abs().square().mean(1) @ weights / (interval[1] - interval[0])
-    )
+    measured = float((at - mean).abs().square().mean(1) @ weights / (interval[1] - interval[0]))
     # The measured value is σ²/n Σᵢ εᵢᵀGεᵢ with n independent terms, σ² tr G = variance. One term
     # has variance 2σ⁴ tr G² (half of it for complex numbers), so relative to its mean:
     gram = spanned(basis)

@@ -195,7 +195,7 @@ def test_ill_conditioned_penalties_are_never_negative(m):
 
 @pytest.mark.parametrize("rule", [nanode.coefficient_penalty, nanode.function_penalty])
 def test_models_that_do_not_move_are_refused(rule):
-    with pytest.raises(ValueError, match="Sequential has no weights that move.*TimeVarying"):
+    with pytest.raises(ValueError, match=r"Sequential has no weights that move.*TimeVarying"):
         rule(nn.Sequential(nn.Linear(2, 2), nanode.Autonomous(nn.Linear(2, 2))))
 
 
@@ -206,5 +206,5 @@ def test_smoothness_refuses_models_that_do_not_move():
 
 @pytest.mark.parametrize("m", [0, -1, 1.5, True, "1", None])
 def test_smoothness_refuses_other_orders(m):
-    with pytest.raises(ValueError, match="m must be a positive integer.*function_penalty"):
+    with pytest.raises(ValueError, match=r"m must be a positive integer.*function_penalty"):
         nanode.smoothness_penalty(field("legendre"), m)

@@ -1,0 +1,205 @@
+"""One field shared by threads: each call sees its own weights, and nobody else's."""
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.stages import Stage
+from tests.fields.modules import sample
+from tests.trajectories.samples import stirred
+
+THREADS, ROUNDS = 4, 60
+
+
+def together(jobs):
+    """Run the jobs at once, each many times; the exception of any is raised here."""
+    barrier = threading.Barrier(len(jobs))
+
+    def work(job):
+        for _ in range(ROUNDS):
+            barrier.wait(timeout=30)
+            job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for future in [pool.submit(work, job) for job in jobs]:
+            future.result()
+
+
+class Slow(nn.Module):
+    """Gives other threads a chance between two uses of its weights."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        y = self.module(x)
+        threading.Event().wait(1e-4)
+        return y + self.module(x)
+
+
+def checked(field, t, x, expected):
+    def job():
+        assert torch.equal(field(t, x), expected)
+
+    return job
+
+
+@pytest.mark.parametrize("kind", ["linear", "nested", "lstm", "attention", "weight_norm"])
+def test_threads_with_their_own_times(kind):
+    module, x = sample(kind)
+    field = stirred(nanode.TimeVarying(Slow(module), nanode.Trigonometric(3)))
+    times = [k / THREADS for k in range(THREADS)]
+    expected = [field(t, x) for t in times]
+    for a, b in zip(expected, expected[1:], strict=False):
+        assert not torch.allclose(a, b)
+    together([checked(field, t, x, y) for t, y in zip(times, expected, strict=True)])
+    assert torch.equal(field(times[1], x), expected[1])
+
+
+def test_threads_with_their_own_weights():
+    module = Slow(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    field = nanode.TimeVarying(module, nanode.Legendre(2), overrides={"module.0": None})
+    own = field.module.module[0].weight
+    x = torch.randn(3, 4)
+    jobs = []
+    for seed in range(THREADS):
+        generator = torch.Generator().manual_seed(seed)
+        weights = {
+            name: torch.randn(w.shape, generator=generator)
+            for name, w in field.weights_at(0.0).items()
+        }
+        expected = field.evaluate(weights, Stage.alone(0.0), x)
+
+        def job(weights=weights, expected=expected):
+            assert torch.equal(field.evaluate(weights, Stage.alone(0.0), x), expected)
+
+        jobs.append(job)
+    plain = field(0.5, x)
+    jobs.append(checked(field, 0.5, x, plain))
+    together(jobs)
+    assert field.module.module[0].weight is own
+
+
+@pytest.mark.parametrize("make", [nanode.Autonomous, nanode.TimeAppended])
+def test_other_fields(make):
+    field = make(Slow(nn.Linear(4, 4)))
+    x = torch.randn(3, 4)
+    times = [k / THREADS for k in range(THREADS)]
+    expected = [field(t, x) for t in times]
+    together([checked(field, t, x, y) for t, y in zip(times, expected, strict=True)])
+
+
+def test_gated():
+    members = [nn.Linear(4, 4), nanode.TimeVarying(Slow(nn.Linear(4, 4)), nanode.Legendre(2))]
+    field = stirred(nanode.Gated(members))
+    x = torch.randn(3, 4)
+    times = [k / THREADS for k in range(THREADS)]
+    expected = [field(t, x) for t in times]
+    together([checked(field, t, x, y) for t, y in zip(times, expected, strict=True)])
+
+
+def test_backward_in_threads():
+    field = stirred(nanode.TimeVarying(Slow(nn.Linear(4, 4)), nanode.Trigonometric(2)))
+    x = torch.randn(3, 4)
+    parameters = [*field.parameters()]
+    jobs = []
+    for k in range(THREADS):
+        t = k / THREADS
+        expected = torch.autograd.grad(field(t, x).square().sum(), parameters)
+
+        def job(t=t, expected=expected):
+            got = torch.autograd.grad(field(t, x).square().sum(), parameters)
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+        jobs.append(job)
+    together(jobs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        nanode.Autonomous,
+        lambda module: nanode.TimeVarying(
+            module, nanode.Constant(), overrides={"linear.weight": None}
+        ),
+    ],
+    ids=["autonomous", "time_varying"],
+)
+def test_weights_lent_to_one_thread_are_not_read_by_another(make):
+    """A recomputing backward pass lends detached copies while another thread starts its solve."""
+
+    class Waits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.inside, self.read = threading.Event(), threading.Event()
+
+        def forward(self, x):
+            self.inside.set()
+            # The reader has to wait for the end of this call; if it doesn't, let it finish here.
+            self.read.wait(0.2)
+            return self.linear(x)
+
+    module = Waits()
+    own = module.linear.weight
+    field = make(module)
+    lent = {name: w.detach().clone() for name, w in field.weights_at(0.0).items()}
+    lender = threading.Thread(target=lambda: field.evaluate(lent, Stage.alone(0.0), torch.ones(2)))
+    lender.start()
+    assert module.inside.wait(10)
+    seen = field.weights_at(0.0)["linear.weight"]
+    module.read.set()
+    lender.join()
+    assert seen is own
+
+
+def test_a_field_that_calls_itself():
+    class Deeper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.field = []  # a list hides it from the module tree
+
+        def forward(self, x, depth):
+            if depth == 0:
+                return self.linear(x)
+            inner = self.field[0](0.1 * depth, x, depth - 1)
+            return self.linear(torch.tanh(inner))
+
+    module = Deeper()
+    field = stirred(nanode.TimeVarying(module, nanode.Monomial(1), overrides={"linear.bias": None}))
+    module.field.append(field)
+    x = torch.randn(2, 3)
+    a, b = (alpha.view(3, 3) for alpha in field.trajectory.coefficients.linear.weight)
+    bias = module.linear.bias
+    expected = x @ (a + 0.1 * b).T + bias  # depth 0 is called at t = 0.1
+    expected = torch.tanh(expected) @ (a + 0.2 * b).T + bias
+    expected = torch.tanh(expected) @ (a + 0.7 * b).T + bias
+    torch.testing.assert_close(field(0.7, x, 2), expected, rtol=1e-13, atol=1e-13)
+    assert module.linear.weight is None
+
+
+def test_copies_do_not_share_a_turn():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    other = copy.deepcopy(field)
+    x = torch.ones(2)
+    done = threading.Event()
+
+    class Blocks(nn.Module):
+        def forward(self, x):
+            assert done.wait(10)  # until the copy has answered
+            return x
+
+    field.module.register_forward_hook(lambda *_: Blocks()(x))
+    thread = threading.Thread(target=lambda: field(0.0, x))
+    thread.start()
+    other(0.0, x)
+    done.set()
+    thread.join()
+    assert not thread.is_alive()

@@ -1,0 +1,554 @@
+"""TimeVarying: any module, its weights functions of time."""
+
+import copy
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.fields import Weights
+from nanode.stages import Stage
+from tests.fields.modules import MODULES, Tied, sample
+from tests.trajectories.samples import EVERY, SPLINES, make, step_stages, stirred
+
+
+@pytest.fixture(params=MODULES)
+def kind(request):
+    return request.param
+
+
+# ---- the limit: a module that does not move
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_constant_basis_is_the_module(kind, training):
+    module, x = sample(kind)
+    module.train(training)
+    alone = copy.deepcopy(module)
+    # Without grad, weights are results that don't require it. torch chooses between two ways of
+    # multiplying by that flag, which differ by an ulp: so must the module to compare with.
+    frozen = copy.deepcopy(module).requires_grad_(False)
+    field = nanode.TimeVarying(module, nanode.Constant())
+    for t in (0.0, 0.3, 1.0, torch.tensor(0.7)):
+        assert torch.equal(field(t, x), alone(x))
+        with torch.no_grad():  # attention takes its fast path here
+            assert torch.equal(field(t, x), frozen(x))
+
+
+def test_a_constant_basis_has_the_gradients_of_the_module(kind):
+    module, x = sample(kind)
+    alone = copy.deepcopy(module)
+    field = nanode.TimeVarying(module, nanode.Constant())
+    upstream = torch.randn_like(x)
+    for model, y in ((alone, alone(x)), (field, field(0.4, x))):
+        y.backward(upstream)
+        assert all(p.grad is not None for p in model.parameters())
+    expected = {name: p.grad for name, p in alone.named_parameters()}
+    got = {name: alpha.grad for name, alpha in field.trajectory.coefficients}
+    assert list(got) == list(expected)
+    for name, grad in got.items():
+        assert torch.equal(grad.view_as(expected[name]), expected[name])
+
+
+def test_a_constant_basis_is_autonomous(kind):
+    module, x = sample(kind)
+    autonomous = nanode.Autonomous(copy.deepcopy(module))
+    assert torch.equal(nanode.TimeVarying(module, nanode.Constant())(0.2, x), autonomous(0.2, x))
+
+
+@pytest.mark.parametrize("basis", EVERY)
+def test_starts_as_the_module_at_every_time(kind, basis):
+    module, x = sample(kind)
+    y = module(x)
+    field = nanode.TimeVarying(module, make(basis, (-1.0, 2.0)))
+    for t in (-1.0, -0.25, 0.6, 2.0):
+        if basis in SPLINES:
+            # Weights are off by an ulp or two; these modules amplify it less than 1e3 times.
+            torch.testing.assert_close(field(t, x), y, rtol=1e-12, atol=1e-12)
+        else:
+            assert torch.equal(field(t, x), y)
+
+
+# ---- the limit: one module per step
+
+
+def test_one_bucket_per_step_is_separate_modules(kind):
+    steps = 5
+    own, x = sample(kind)
+    others = [sample(kind)[0] for _ in range(steps - 1)]
+    alone = [copy.deepcopy(module) for module in (own, *others)]
+    start = nanode.Untied(partial(next, iter(others)))
+    field = nanode.TimeVarying(own, nanode.Bucketed(steps), start=start)
+    if kind == "orthogonal":
+        # Its parametrization keeps a base point in a buffer, drawn for each module.
+        for module in alone:
+            next(module.buffers()).copy_(next(own.buffers()))
+    stages = step_stages(steps)
+    weights = field.weights(stages)
+    rows = weights.rows()
+    outputs = []
+    for k, (module, stage) in enumerate(zip(alone, stages, strict=True)):
+        expected = module(x)
+        outputs.append(expected)
+        assert torch.equal(field(k / steps, x), expected)
+        assert torch.equal(field.evaluate(weights.at(k), stage, x), expected)
+        assert torch.equal(field.evaluate(rows[k], stage, x), expected)
+    for a, b in itertools.pairwise(outputs):
+        assert not torch.allclose(a, b)
+
+
+def test_an_euler_loop_of_buckets_is_a_residual_network():
+    steps = 4
+    layers = [nn.Linear(3, 3) for _ in range(steps)]
+    field = nanode.TimeVarying(
+        copy.deepcopy(layers[0]),
+        nanode.Bucketed(steps),
+        start=nanode.Untied(partial(next, iter(copy.deepcopy(layers[1:])))),
+    )
+    x = y = torch.randn(2, 3)
+    for layer in layers:
+        x = x + layer(x)
+    for row, stage in zip(field.weights(s := step_stages(steps)).rows(), s, strict=True):
+        y = y + field.evaluate(row, stage, y)
+    assert torch.equal(x, y)
+
+
+# ---- values and gradients
+
+
+def test_moves_as_its_trajectory_says(kind):
+    module, x = sample(kind)
+    alone = copy.deepcopy(module)
+    field = stirred(nanode.TimeVarying(module, nanode.Chebyshev(2)))
+    alphas = dict(field.trajectory.coefficients)
+    for t in (0.0, 0.3, 0.9):
+        s = 2 * t - 1
+        with torch.no_grad():
+            for name, p in alone.named_parameters():
+                a = alphas[name]
+                p.copy_((a[0] + s * a[1] + (2 * s * s - 1) * a[2]).view_as(p))
+            expected = alone(x)
+        # Weights within some ulps of each other.
+        torch.testing.assert_close(field(t, x), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("basis", EVERY)
+def test_gradients_in_everything(basis):
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2, bias=False))
+    field = stirred(nanode.TimeVarying(module, make(basis), overrides={"0.bias": None}))
+    names = [name for name, _ in field.named_parameters()]
+    assert len(names) == 3
+
+    def f(t, x, *parameters):
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(field, named, (t, x))
+
+    t = torch.tensor(0.4, requires_grad=True)
+    x = torch.randn(2, 2, requires_grad=True)
+    parameters = tuple(p.detach().requires_grad_() for p in field.parameters())
+    torch.autograd.gradcheck(f, (t, x, *parameters))
+    if basis == "legendre":
+        torch.autograd.gradgradcheck(f, (t, x, *parameters))
+
+
+@pytest.mark.parametrize("kind_", ["attention", "lstm", "conv2d", "weight_norm"])
+def test_gradients_through_other_layers(kind_):
+    module, x = sample(kind_)
+    x = x[:1].requires_grad_()
+    field = stirred(nanode.TimeVarying(module, nanode.Trigonometric(1)), size=0.1)
+    names = [name for name, _ in field.named_parameters()]
+
+    def f(t, x, *parameters):
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(field, named, (t, x))
+
+    t = torch.tensor(0.4, requires_grad=True)
+    parameters = tuple(p.detach().requires_grad_() for p in field.parameters())
+    # fast_mode: directional derivatives, since these modules have hundreds of weights.
+    torch.autograd.gradcheck(f, (t, x, *parameters), fast_mode=True, atol=1e-4)
+
+
+def test_conditioning_is_passed_on():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x, c, d):
+            return self.linear(x) + c * d["more"]
+
+    module = Sum()
+    alone = copy.deepcopy(module)
+    x, c, d = torch.randn(2, 3), torch.randn(3), {"more": torch.tensor(2.0)}
+    assert torch.equal(nanode.TimeVarying(module, nanode.Legendre(2))(0.1, x, c, d), alone(x, c, d))
+
+
+def test_states_of_any_structure():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            a, b = x
+            return self.linear(b), -a
+
+    module = Pair()
+    alone = copy.deepcopy(module)
+    x = (torch.randn(2, 3), torch.randn(2, 3))
+    got = nanode.TimeVarying(module, nanode.Legendre(2))(0.1, x)
+    assert all(torch.equal(a, b) for a, b in zip(got, alone(x), strict=True))
+
+
+def test_outside_the_interval_formulas_extrapolate_and_pieces_hold():
+    x = torch.eye(2)
+    smooth = stirred(nanode.TimeVarying(nn.Linear(2, 2, bias=False), nanode.Monomial(1)))
+    a, b = (alpha.view(2, 2) for alpha in smooth.trajectory.coefficients.weight)
+    torch.testing.assert_close(smooth(1.5, x), (a + 1.5 * b).T, rtol=1e-14, atol=1e-14)
+    for basis in (nanode.Bucketed(3), nanode.PiecewiseLinear(3), nanode.BSpline(3)):
+        field = stirred(nanode.TimeVarying(nn.Linear(2, 2, bias=False), basis))
+        first, *_, last = (alpha.view(2, 2) for alpha in field.trajectory.coefficients.weight)
+        torch.testing.assert_close(field(-0.5, x), first.T, rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(field(1.5, x), last.T, rtol=1e-14, atol=1e-14)
+
+
+def test_a_tensor_that_is_not_a_number_shows():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    assert field(torch.tensor(float("nan")), torch.ones(2)).isnan().all()
+
+
+# ---- the module is lent its weights
+
+
+def test_the_module_is_taken_over():
+    module = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    field = nanode.TimeVarying(module, nanode.Legendre(2), overrides={"1": None})
+    assert field.module is module
+    assert [name for name, _ in module.named_parameters()] == ["1.weight", "1.bias"]
+    assert module[0].weight is None
+    field(0.5, torch.ones(1, 2))
+    assert module[0].weight is None
+    assert isinstance(module[1].weight, nn.Parameter)
+
+
+def test_a_module_that_raises_is_left_in_order():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.fail = True
+
+        def forward(self, x):
+            if self.fail:
+                raise KeyError("mine")
+            return self.b(self.a(x))
+
+    field = nanode.TimeVarying(Fails(), nanode.Legendre(1), overrides={"b": None})
+    before = field.module.b.weight
+    weights = {name: torch.zeros_like(w) for name, w in field.weights_at(0.5).items()}
+    with pytest.raises(KeyError, match="mine"):  # the user's own, not replaced
+        field.evaluate(weights, Stage.alone(0.5), torch.ones(2))
+    assert field.module.a.weight is None
+    assert field.module.b.weight is before
+    field.module.fail = False
+    assert field(0.5, torch.ones(2)).abs().max() > 0
+
+
+def test_weights_that_are_missing_change_nothing():
+    field = nanode.TimeVarying(
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nanode.Legendre(1), overrides={"0": None}
+    )
+    before = field.module[0].weight
+    weights = {name: w + 1 for name, w in field.weights_at(0.5).items()}
+    del weights["1.bias"]
+    with pytest.raises(KeyError, match=r"1\.bias"):
+        field.evaluate(weights, Stage.alone(0.5), torch.ones(2))
+    assert field.module[0].weight is before
+
+
+def test_lent_parameters_do_not_settle_in():
+    # Weights that are parameters themselves must not register in the module.
+    own, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    field = nanode.TimeVarying(own, nanode.Legendre(1))
+    x = torch.randn(3, 2)
+    lent = dict(other.named_parameters())
+    assert torch.equal(field.evaluate(lent, Stage.alone(0.0), x), other(x))
+    assert [name for name, _ in field.named_parameters()] == [
+        "trajectory.coefficients.weight",
+        "trajectory.coefficients.bias",
+    ]
+    assert sorted(field.weights_at(0.1)) == ["bias", "weight"]
+
+
+def test_weights_separate_what_moves_from_what_does_not():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2), overrides={"bias": None})
+    weights = field.weights(step_stages(3))
+    assert isinstance(weights, Weights)
+    assert {name: w.shape for name, w in weights.moving.items()} == {"weight": (3, 2, 2)}
+    assert list(weights.constant) == ["bias"]
+    assert weights.constant["bias"] is field.module.bias
+    assert sorted(weights.at(2)) == ["bias", "weight"]
+
+
+def test_repeating_a_call_changes_no_buffer():
+    module, x = sample("buffered")
+    field = nanode.TimeVarying(module, nanode.Trigonometric(2))
+    before = {name: b.clone() for name, b in field.named_buffers()}
+    field(0.2, x)
+    assert [*before] == ["module.mask", "module.count"]
+    assert all(torch.equal(b, before[name]) for name, b in field.named_buffers())
+
+
+# ---- overrides
+
+
+def shapes(field):
+    """How many coefficients each moving weight has."""
+    return {
+        name: alpha.shape[0]
+        for path in field.modules()
+        if isinstance(path, nanode.Expansion)
+        for name, alpha in path.coefficients
+    }
+
+
+def three():
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
+
+
+LEGENDRE = dict.fromkeys(dict(three().named_parameters()), 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changed"),
+    [
+        ({}, {}),
+        ({"0.weight": nanode.Bucketed(2)}, {"0.weight": 2}),
+        ({"0": nanode.Bucketed(2)}, {"0.weight": 2, "0.bias": 2}),
+        ({"1.0": nanode.Bucketed(2)}, {"1.0.weight": 2, "1.0.bias": 2}),
+        ({"*.bias": nanode.Bucketed(2)}, {"0.bias": 2, "1.0.bias": 2, "1.1.bias": 2}),
+        ({"1.?.bias": nanode.Bucketed(2)}, {"1.0.bias": 2, "1.1.bias": 2}),
+        ({"0.weight": None}, {"0.weight": None}),
+        ({"1.*": None, "1.1": nanode.Bucketed(3)}, {"1.0.weight": None, "1.0.bias": None,
+                                                   "1.1.weight": 3, "1.1.bias": 3}),
+        ({"1.1": nanode.Bucketed(3), "1.*": None}, {f"1.{k}": None for k in
+                                                   ("0.weight", "0.bias", "1.weight", "1.bias")}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_overrides_by_name_prefix_and_pattern(overrides, changed):
+    module = three()
+    x = torch.randn(3, 2)
+    y = module(x)
+    field = nanode.TimeVarying(module, nanode.Legendre(3), overrides=overrides)
+    expected = {name: d for name, d in (LEGENDRE | changed).items() if d is not None}
+    assert shapes(field) == expected
+    constant = sorted(name for name, d in (LEGENDRE | changed).items() if d is None)
+    assert sorted(name for name, _ in field.module.named_parameters()) == constant
+    assert torch.equal(field(0.3, x), y)
+    # One expansion per basis, whatever the number of weights.
+    bases = {id(b) for b in (*overrides.values(), None) if b is not None}
+    parts = [m for m in field.modules() if isinstance(m, nanode.Expansion)]
+    assert len(parts) <= 1 + len(bases)
+
+
+def test_a_prefix_is_a_whole_name():
+    module = nn.ModuleDict({"layer": nn.Linear(2, 2), "layer2": nn.Linear(2, 2)})
+    field = nanode.TimeVarying(module, nanode.Legendre(3), overrides={"layer": None})
+    assert sorted(field.trajectory.shapes) == ["layer2.bias", "layer2.weight"]
+
+
+def test_overrides_by_another_kind_of_trajectory():
+    module = three()
+    x = torch.randn(3, 2)
+    y = module(x)
+    field = nanode.TimeVarying(
+        module,
+        nanode.Legendre(3),
+        overrides={"0": partial(nanode.Hypernetwork, embedding=2), "1.1": None},
+    )
+    assert torch.equal(field(0.3, x), y)
+    (hyper,) = (m for m in field.modules() if isinstance(m, nanode.Hypernetwork))
+    assert sorted(hyper.shapes) == ["0.bias", "0.weight"]
+    assert shapes(field) == {"1.0.weight": 4, "1.0.bias": 4}
+    assert not torch.allclose(stirred(field)(0.3, x), field(0.7, x))
+
+
+def test_a_trajectory_by_default_and_a_basis_by_override():
+    field = nanode.TimeVarying(
+        three(), weights=nanode.Hypernetwork, overrides={"*.bias": nanode.Bucketed(3)}
+    )
+    assert shapes(field) == {"0.bias": 3, "1.0.bias": 3, "1.1.bias": 3}
+    assert field.jumps == pytest.approx((1 / 3, 2 / 3))
+
+
+def test_breakpoints_are_those_of_every_basis():
+    field = nanode.TimeVarying(
+        three(),
+        nanode.Bucketed(2, interval=(0.0, 3.0)),
+        overrides={"0": nanode.PiecewiseLinear(4, interval=(0.0, 3.0))},
+    )
+    assert field.interval == (0.0, 3.0)
+    assert field.breakpoints == (1.0, 1.5, 2.0)
+    assert field.jumps == (1.5,)
+
+
+def test_a_tied_weight_moves_once():
+    module = Tied()
+    field = stirred(nanode.TimeVarying(module, nanode.Legendre(1)))
+    assert sorted(field.trajectory.shapes) == ["decoder.bias", "encoder.bias", "encoder.weight"]
+    x = torch.randn(3, 4)
+    w = field.weights_at(0.3)
+    hidden = torch.tanh(x @ w["encoder.weight"].T + w["encoder.bias"])
+    expected = hidden @ w["encoder.weight"].T + w["decoder.bias"]
+    torch.testing.assert_close(field(0.3, x), expected, rtol=1e-13, atol=1e-13)
+
+
+def test_a_tied_weight_left_constant_stays_tied():
+    module = Tied()
+    field = nanode.TimeVarying(module, nanode.Legendre(1), overrides={"encoder": None})
+    assert field.module.encoder.weight is field.module.decoder.weight
+    assert [*field.trajectory.shapes] == ["decoder.bias"]
+    x = torch.randn(3, 4)
+    lent = {name: w.detach() + 1 for name, w in field.weights_at(0.3).items()}
+    hidden = torch.tanh(x @ lent["encoder.weight"].T + lent["encoder.bias"])
+    expected = hidden @ lent["encoder.weight"].T + lent["decoder.bias"]
+    got = field.evaluate(lent, Stage.alone(0.3), x)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+    assert field.module.encoder.weight is field.module.decoder.weight
+
+
+# ---- bad input
+
+
+def refused(message, module=None, *args, **options):
+    """The call is refused, and the module is as it was."""
+    module = nn.Linear(2, 2) if module is None else module
+    before = [(name, p) for name, p in module.named_parameters()]
+    with pytest.raises(ValueError, match=message):
+        nanode.TimeVarying(module, *args, **options)
+    after = [(name, p) for name, p in module.named_parameters()]
+    assert all(a[0] == b[0] and a[1] is b[1] for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("pattern", ["wieght", "0", "weight.", "*.bias", ""])
+def test_refuses_an_override_that_names_no_parameter(pattern):
+    refused(
+        "names no parameter; there are: weight, bias",
+        None,
+        nanode.Legendre(2),
+        overrides={pattern: None},
+    )
+
+
+def test_refuses_a_module_without_parameters():
+    refused(r"Sequential has no parameters.*nanode\.Autonomous", nn.Sequential(), nanode.Constant())
+    refused("ReLU has no parameters", nn.ReLU(), nanode.Constant())
+
+
+def test_refuses_a_module_whose_weights_already_move():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    refused("Linear has no parameters", field.module, nanode.Constant())
+
+
+def test_refuses_neither_or_both_of_basis_and_weights():
+    refused("either basis= or weights=, and not both", None)
+    refused("either basis=", None, nanode.Constant(), weights=nanode.Hypernetwork)
+
+
+def test_refuses_a_start_for_another_kind_of_trajectory():
+    refused("start= belongs to basis=", None, start=nanode.Held(), weights=nanode.Hypernetwork)
+
+
+def test_refuses_an_unknown_start():
+    refused("must be a Start or \"untied\", got 'random'", None, nanode.Legendre(2), start="random")
+
+
+@pytest.mark.parametrize("basis", ["chebyshev-3", nanode.Chebyshev, 3], ids=str)
+def test_refuses_what_is_no_basis(basis):
+    refused(r"basis must be a Basis such as nanode\.Chebyshev", None, basis)
+
+
+@pytest.mark.parametrize("motion", ["chebyshev", 3], ids=str)
+def test_refuses_an_override_that_is_no_motion(motion):
+    message = "'bias' must be a basis, a trajectory factory or None, got"
+    refused(message, None, nanode.Legendre(2), overrides={"bias": motion})
+
+
+def test_refuses_to_leave_everything_constant():
+    message = r"every parameter is left constant; use nanode\.Autonomous"
+    refused(message, None, nanode.Legendre(2), overrides={"*": None})
+
+
+def test_refuses_several_intervals():
+    refused(
+        r"share an interval, got \[\(0\.0, 1\.0\), \(0\.0, 2\.0\)\].*interval=\(t0, t1\)",
+        None,
+        nanode.Legendre(2),
+        overrides={"bias": nanode.Legendre(2, interval=(0.0, 2.0))},
+    )
+    refused(
+        "share an interval",
+        None,
+        nanode.Legendre(2, interval=(0.0, 2.0)),
+        overrides={"bias": nanode.Hypernetwork},
+    )
+
+
+@pytest.mark.parametrize("t", [float("nan"), float("inf"), float("-inf")])
+def test_refuses_a_time_that_is_no_number(t):
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    with pytest.raises(ValueError, match=f"t must be a finite number, got {t!r}"):
+        field(t, torch.ones(2))
+
+
+def test_refuses_many_times():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    with pytest.raises(ValueError, match=r"without axes, got shape \(2,\)"):
+        field(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.parametrize("order", [0, -1])
+def test_refuses_an_order_below_one(order):
+    for make_basis in (nanode.Trigonometric, nanode.Chebyshev, nanode.Bucketed):
+        with pytest.raises(ValueError, match=f"must be an integer of at least 1, got {order}"):
+            nanode.TimeVarying(nn.Linear(2, 2), make_basis(order))
+
+
+@pytest.mark.parametrize("interval", [(1.0, 1.0), (1.0, 0.0)], ids=str)
+def test_refuses_an_interval_that_does_not_rise(interval):
+    with pytest.raises(ValueError, match="t0 < t1"):
+        nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2, interval=interval))
+
+
+def test_refuses_a_state_dict_of_another_basis():
+    small = nanode.TimeVarying(nn.Linear(2, 2), nanode.Trigonometric(1))
+    large = nanode.TimeVarying(nn.Linear(2, 2), nanode.Trigonometric(2))
+    # torch's own words say which weight, which size came and which was expected.
+    message = r"size mismatch for trajectory\.coefficients\.weight.*\[3, 4\].*\[5, 4\]"
+    with pytest.raises(RuntimeError, match=message):
+        large.load_state_dict(small.state_dict())
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.SyncBatchNorm(2),
+     nn.InstanceNorm2d(2, affine=True, track_running_stats=True)],
+    ids=lambda norm: type(norm).__name__,
+)  # fmt: skip
+def test_refuses_running_statistics(norm):
+    module = nn.Sequential(nn.Conv2d(2, 2, 1), norm)
+    message = rf"1 is a {type(norm).__name__} with running statistics.*nanode\.BatchNorm"
+    refused(message, module, nanode.Constant())
+    with pytest.raises(ValueError, match=message):
+        nanode.Autonomous(module)
+
+
+def test_allows_norms_without_running_statistics():
+    module = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 2))
+    alone = copy.deepcopy(module)
+    x = torch.randn(5, 2)
+    assert torch.equal(nanode.TimeVarying(module, nanode.Constant())(0.1, x), alone(x))

@@ -1,0 +1,256 @@
+"""torchdiffeq's adaptive methods, told where the weights jump."""
+
+import math
+
+import pytest
+import torch
+import torchdiffeq
+from torch import nn
+
+import nanode
+from tests.solvers.problems import DOUBLE, KNOWN, Decay, Growth
+
+METHODS = ["dopri5", "dopri8", "bosh3"]
+BUCKETS = [3.0, -1.0, 0.5, 2.0]
+
+
+def tight(method="dopri5", tolerance=1e-8):
+    return nanode.Adaptive(method, rtol=tolerance, atol=tolerance)
+
+
+class Wave(nn.Module):
+    """f(x; w) = w sin x, solved by tan(x/2) = tan(x0/2) exp(∫w)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=DOUBLE))
+
+    def forward(self, x, factor=1.0):
+        return factor * self.w * torch.sin(x)
+
+
+def jumping():
+    field = nanode.TimeVarying(Wave(), basis=nanode.Bucketed(len(BUCKETS)))
+    with torch.no_grad():
+        field.trajectory.coefficients.w.copy_(torch.tensor(BUCKETS, dtype=DOUBLE)[:, None])
+    return field
+
+
+def area(a, b):
+    """∫w from a to b, by pieces."""
+    low, high = min(a, b), max(a, b)
+    pieces = [w * max(0.0, min(high, (n + 1) / 4) - max(low, n / 4)) for n, w in enumerate(BUCKETS)]
+    return sum(pieces) * (1 if a < b else -1)
+
+
+START = torch.tensor([0.5, 1.0], dtype=DOUBLE)
+
+
+def flowed(x, total):
+    return 2 * torch.atan(torch.tan(x / 2) * torch.as_tensor(total, dtype=DOUBLE).exp())
+
+
+# Tolerances: torchdiffeq bounds the error of a step by 1e-8 relative to x; ten to a hundred steps,
+# whose errors grow by at most e³ here, stay below 1e-6.
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("interval", [(0.2, 1.7), (1.7, 0.2)], ids=["forward", "backward"])
+@pytest.mark.parametrize("problem", [Growth(), Decay()], ids=["linear", "nonlinear"])
+def test_against_exact_solutions(method, interval, problem):
+    x = nanode.odeint(
+        problem_in_tensors(problem), problem.start, interval=interval, solver=tight(method)
+    )
+    assert (x - problem.exact(*interval)).abs().max() < 1e-6
+
+
+def problem_in_tensors(problem):
+    return lambda t, x: problem(float(t.detach()), x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reversed"])
+def test_torchdiffeqs_problems(method, name, reverse):
+    f = KNOWN[name]
+    t = torch.linspace(1, 8, 10, dtype=DOUBLE)
+    t = t.flip(0) if reverse else t
+    exact = f.exact(t)
+    got = nanode.odeint(f, exact[0], at=t, solver=tight(method))
+    assert got.shape == exact.shape
+    assert (got - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "interval", [(0.0, 1.0), (1.0, 0.0), (0.25, 0.75), (0.75, 0.25), (0.1, 0.6)], ids=str
+)
+def test_jumps_cost_no_accuracy(method, interval):
+    got = nanode.odeint(jumping(), START, interval=interval, solver=tight(method))
+    assert (got - flowed(START, area(*interval))).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_jumps_handed_on_are_cheaper_and_more_accurate(method):
+    field, exact = jumping(), flowed(START, area(0, 1))
+    block = nanode.ODEBlock(field, solver=tight(method, 1e-6))
+    told = (block(START) - exact).abs().max()
+    calls = []
+
+    def plain(t, x):
+        calls.append(float(t))
+        return field(t, x)
+
+    ends = torch.tensor([0.0, 1.0], dtype=DOUBLE)
+    with torch.no_grad():
+        end = torchdiffeq.odeint(plain, START, ends, method=method, rtol=1e-6, atol=1e-6)[-1]
+    assert 4 * told < (end - exact).abs().max()
+    assert 2 * block.nfe.forward < len(calls)
+
+
+def test_nothing_is_evaluated_outside_the_interval():
+    # A basis promises nothing beyond its interval; torchdiffeq alone steps past the end.
+    times = []
+
+    def f(t, x):
+        times.append(float(t))
+        return -x
+
+    nanode.odeint(f, START, at=[0.0, 0.3, 1.0], solver=tight(tolerance=1e-3))
+    assert min(times) >= 0
+    assert max(times) <= 1
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0), (0.25, 0.75)], ids=str)
+def test_gradients_against_exact_ones(gradient, interval):
+    field, factor = jumping(), torch.tensor(0.8, dtype=DOUBLE, requires_grad=True)
+    x = START.clone().requires_grad_()
+    block = nanode.ODEBlock(field, solver=tight(), gradient=gradient, interval=interval)
+    block(x, factor).sum().backward()
+
+    # The same by autograd through the closed form.
+    a, b = interval
+    w = torch.tensor(BUCKETS, dtype=DOUBLE, requires_grad=True)
+    low, high = min(a, b), max(a, b)
+    widths = [max(0.0, min(high, (n + 1) / 4) - max(low, n / 4)) for n in range(4)]
+    total = (w * torch.tensor(widths, dtype=DOUBLE)).sum() * (1 if a < b else -1)
+    y, c = START.clone().requires_grad_(), torch.tensor(0.8, dtype=DOUBLE, requires_grad=True)
+    exact = flowed(y, c * total)
+    in_y, in_c, in_w = torch.autograd.grad(exact.sum(), [y, c, w])
+
+    # The adjoint's tolerance is the solve's own; gradients here are of size one.
+    assert (x.grad - in_y).abs().max() < 1e-5
+    assert (factor.grad - in_c).abs() < 1e-5
+    assert (field.trajectory.coefficients.w.grad[:, 0] - in_w).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0)], ids=["forward", "backward"])
+def test_the_adjoint_knows_the_jumps_too(interval):
+    block = nanode.ODEBlock(
+        jumping(), solver=tight(), gradient=nanode.Backsolve(), interval=interval
+    )
+    block(START).sum().backward()
+    # A jump that isn't known costs some hundred evaluations; the adjoint's tolerance is the same.
+    assert 0 < block.nfe.backward < 2 * block.nfe.forward
+
+
+def test_counts_are_those_of_the_module():
+    field, calls = jumping(), []
+    field.module.register_forward_hook(lambda *_: calls.append(1))
+    block = nanode.ODEBlock(field, solver=tight())
+    y = block(START.clone().requires_grad_())
+    assert block.nfe.forward == len(calls)
+    y.sum().backward()
+    assert block.nfe.backward == 0
+
+
+def test_times_get_gradients():
+    at = torch.tensor([0.0, 0.4, 0.9], dtype=DOUBLE, requires_grad=True)
+    x = torch.ones(1, dtype=DOUBLE)
+    states = nanode.odeint(lambda t, x: -2 * x, x, at=at, solver=tight())
+    states[2].sum().backward()
+    # x(t2) = exp(-2 (t2 - t0)).
+    slope = 2 * math.exp(-1.8)
+    expected = torch.tensor([slope, 0.0, -slope], dtype=DOUBLE)
+    assert (at.grad - expected).abs().max() < 1e-6
+
+
+def test_wanted_times_need_not_hold_the_start():
+    states = nanode.odeint(jumping(), START, interval=(0.0, 1.0), at=[0.25, 0.6], solver=tight())
+    for state, t in zip(states, (0.25, 0.6), strict=True):
+        assert (state - flowed(START, area(0, t))).abs().max() < 1e-6
+
+
+def test_states_of_several_tensors():
+    # A rotation: position and velocity exchange after a quarter turn.
+    start = {"x": torch.ones(3, dtype=DOUBLE), "v": torch.zeros(2, 3, dtype=DOUBLE)[0]}
+    field = lambda t, s: {"x": s["v"], "v": -s["x"]}  # noqa: E731
+    end = nanode.odeint(field, start, interval=(0.0, math.pi / 2), solver=tight())
+    assert end["x"].abs().max() < 1e-6
+    assert (end["v"] + 1).abs().max() < 1e-6
+
+
+def test_scale_and_block_settings():
+    block = nanode.ODEBlock(lambda t, x: x, solver=tight(), scale=2.0, at=[0.0, 0.5])
+    assert (block(torch.ones(1, dtype=DOUBLE)) - torch.tensor([[1.0], [math.e]])).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nanode.Adaptive("rk4"), "method must be one of dopri5"),
+        (
+            lambda: nanode.ODEBlock(jumping(), steps=4, solver=tight()),
+            "chooses its own steps; leave steps= out",
+        ),
+        (
+            lambda: nanode.odeint(jumping(), START, solver=tight(), gradient=nanode.Checkpointed()),
+            "Checkpointed needs a fixed grid",
+        ),
+        (
+            lambda: nanode.odeint(
+                jumping(), START, interval=(0.0, 0.5), at=[0.2, 0.8], solver=tight()
+            ),
+            r"must lie in the solve from 0.0 to 0.5 .* got \[0.2, 0.8\]",
+        ),
+        (
+            lambda: nanode.odeint(
+                jumping(), START, interval=(0.0, 1.0), at=[0.8, 0.2], solver=tight()
+            ),
+            "follow its direction",
+        ),
+        (
+            lambda: nanode.odeint(lambda t, x: x[:1], START, solver=tight()),
+            r"expected \(2,\), got \(1,\)",
+        ),
+        (
+            lambda: nanode.odeint(lambda t, x: x.neg_(), START.clone(), solver=tight()),
+            "changed x in place",
+        ),
+        (
+            lambda: nanode.odeint(
+                nanode.Autonomous(nanode.BatchNorm(2)), torch.ones(3, 2), solver=tight()
+            ),
+            "BatchNorm keeps statistics per evaluation of a fixed grid",
+        ),
+        (
+            lambda: nanode.odeint(
+                lambda t, x: x, START, solver=tight(), scale=torch.tensor(2.0, requires_grad=True)
+            ),
+            "scale must be a finite number",
+        ),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_hidden_tensor_is_refused_by_the_adjoint_only():
+    hidden = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+    x = torch.ones(1, dtype=DOUBLE)
+    with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter"):
+        nanode.odeint(lambda t, x: hidden * x, x, solver=tight(), gradient=nanode.Backsolve())
+    nanode.odeint(lambda t, x: hidden * x, x, solver=tight()).sum().backward()
+    assert abs(float(hidden.grad) - math.exp(2)) < 1e-5

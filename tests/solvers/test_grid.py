@@ -1,0 +1,247 @@
+import math
+import warnings
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.solvers import Aligned, Given, Grid, Uniform, as_schedule
+
+STEPPERS = [
+    nanode.Euler(),
+    nanode.Heun(),
+    nanode.RK4(),
+    nanode.ThreeEighths(),
+    nanode.Leapfrog(),
+    nanode.ReversibleHeun(),
+    nanode.Coupled(nanode.Heun()),
+]
+
+
+def bucketed(d, interval=(0.0, 1.0)):
+    """A field whose only weight, at any time, is the number of its bucket."""
+    field = nanode.TimeVarying(nn.Linear(1, 1, bias=False), nanode.Bucketed(d, interval=interval))
+    with torch.no_grad():
+        field.trajectory.coefficients.weight.copy_(torch.arange(d)[:, None])
+    return field
+
+
+def buckets(field, stages):
+    return field.weights(stages).moving["weight"].flatten().long().tolist()
+
+
+# ---- where the steps lie
+
+
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (1.0, 0.0), (0.1, 0.7), (-2.0, 3.0)], ids=str)
+def test_uniform_points_are_exact(ends):
+    for steps in (1, 2, 3, 7, 10, 49, 100):
+        grid = Uniform(steps).grid(*ends)
+        a, b = map(Fraction, ends)
+        assert grid.points == tuple(a + (b - a) * Fraction(k, steps) for k in range(steps + 1))
+        assert grid.steps == steps
+        assert grid.widths() == (float((b - a) / steps),) * steps
+        assert grid.reversed().points == grid.points[::-1]
+
+
+def test_given_points_are_the_given_times():
+    times = [0.0, 0.1, 0.4, 1.0]
+    assert Given(times).grid(0.0, 1.0).points == tuple(map(Fraction, times))
+    assert Given(torch.tensor(times, dtype=torch.float64)) == Given(times)
+    backwards = Given(times[::-1]).grid(1.0, 0.0)
+    assert backwards.widths() == tuple(b - a for a, b in pairwise(times[::-1]))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 5, 10, 13])
+def test_aligned_steps_cross_no_breakpoint(steps, backwards):
+    breakpoints = (1 / 3, 0.5, 0.6)
+    ends = (1.0, 0.0) if backwards else (0.0, 1.0)
+    grid = Aligned(steps).grid(*ends, breakpoints=breakpoints)
+    assert set(map(Fraction, breakpoints)) <= set(grid.points)
+    assert grid.points[0] == ends[0]
+    assert grid.points[-1] == ends[1]
+    assert grid.steps >= steps
+    # No wider than asked for, up to the hair that forgives rounding.
+    assert max(map(abs, grid.widths())) <= (1 + 1e-6) / steps
+    inside = sorted({Fraction(0), Fraction(1), *map(Fraction, breakpoints)})
+    for low, high in pairwise(inside):
+        own = [p for p in grid.points if low <= p <= high]
+        gaps = {abs(b - a) for a, b in pairwise(own)}
+        assert max(gaps) - min(gaps) < Fraction(1, 10**15)  # equal within a piece
+
+
+def test_aligned_without_breakpoints_is_uniform():
+    assert Aligned(7).grid(0.0, 1.0) == Uniform(7).grid(0.0, 1.0)
+    # Those at the ends and beyond don't count.
+    assert Aligned(7).grid(0.0, 1.0, breakpoints=(0.0, 1.0, 2.0)) == Uniform(7).grid(0.0, 1.0)
+
+
+def test_aligned_takes_times_that_differ_by_rounding_for_one():
+    assert 3 * 0.1 != 0.3
+    assert Aligned(10).grid(0.0, 1.0, breakpoints=(0.3, 3 * 0.1)).steps == 10
+
+
+def test_aligned_adds_no_step_where_buckets_divide():
+    for d in range(1, 33):
+        for per in (1, 2, 3):
+            breakpoints = nanode.Bucketed(d).breakpoints
+            assert Aligned(per * d).grid(0.0, 1.0, breakpoints=breakpoints).steps == per * d
+
+
+def test_nearest_and_holds():
+    for ends in ((0.0, 1.0), (1.0, 0.0)):
+        grid = Uniform(10).grid(*ends)
+        for k, point in enumerate(grid.points):
+            assert grid.nearest(float(point)) == k
+            assert grid.nearest(float(point) + 0.04) == k
+            assert grid.holds(float(point))
+            assert not grid.holds(float(point) + 1e-6)
+
+
+# ---- stages
+
+
+@pytest.mark.parametrize("stepper", STEPPERS, ids=repr)
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (1.0, 0.0)], ids=["forward", "backward"])
+def test_stages_lie_where_the_stepper_says(stepper, ends):
+    steps = 6
+    grid = Uniform(steps).grid(*ends)
+    stages = grid.stages(stepper)
+    assert len(stages) == steps * len(stepper.fractions) + stepper.opening
+    assert [stage.index for stage in stages] == list(range(len(stages)))
+    assert all(stage.record for stage in stages)
+    assert not any(stage.record for stage in stages.repeated)
+    direction = 1 if ends[0] < ends[1] else -1
+    own = list(stages)[int(stepper.opening) :]
+    for n, stage in enumerate(own):
+        k, j = divmod(n, len(stepper.fractions))
+        begin, end = grid.points[k], grid.points[k + 1]
+        assert stage.step == k
+        assert stage.time == float(begin + stepper.fractions[j] * (end - begin))
+        assert stage.start == min(begin, end)
+        # From a grid point the limit is taken from inside the step.
+        if stage.time == float(begin):
+            assert stage.side == ("right" if direction > 0 else "left")
+        elif stage.time == float(end):
+            assert stage.side == ("left" if direction > 0 else "right")
+    if stepper.opening:
+        opening = stages[0]
+        assert (opening.step, opening.time) == (0, ends[0])
+        assert opening.side == ("right" if direction > 0 else "left")
+
+
+@pytest.mark.parametrize("stepper", STEPPERS, ids=repr)
+@pytest.mark.parametrize("backwards", [False, True], ids=["forward", "backward"])
+def test_whole_steps_use_the_bucket_of_integers(stepper, backwards):
+    """⌊k·d/K⌋ for step k from the left, for every stage of it, aligned or not."""
+    per = len(stepper.fractions)
+    for steps in (1, 2, 3, 5, 10, 12, 30):
+        grid = Uniform(steps).grid(0.0, 1.0)
+        stages = (grid.reversed() if backwards else grid).stages(stepper)
+        for d in (1, 2, 3, 4, 7, 10, 15, 30, 60):
+            order = reversed(range(steps)) if backwards else range(steps)
+            expected = [k * d // steps for k in order for _ in range(per)]
+            opening = expected[:1] * stepper.opening
+            assert buckets(bucketed(d), stages) == [*opening, *expected], (steps, d)
+
+
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (0.1, 0.7), (-2.0, 3.0), (10.0, 11.0)], ids=str)
+def test_buckets_are_exact_for_many_sizes(interval):
+    stepper = nanode.Heun()
+    for steps in range(1, 41):
+        uniform = Uniform(steps).grid(*interval)
+        floats = Given([float(p) for p in uniform.points]).grid(*interval)
+        expected = {
+            d: [k * d // steps for k in range(steps) for _ in (0, 1)] for d in (3, 8, steps)
+        }
+        for grid in (uniform, floats, uniform.reversed()):
+            stages = grid.stages(stepper)
+            for d, forward in expected.items():
+                wanted = forward[::-1] if grid.points[0] > grid.points[-1] else forward
+                assert buckets(bucketed(d, interval), stages) == wanted, (steps, d)
+
+
+def test_aligned_grids_put_every_step_inside_its_bucket():
+    for d in (2, 3, 7, 10):
+        for steps in (1, 4, 10, 11):
+            field = bucketed(d)
+            grid = Aligned(steps).grid(0.0, 1.0, breakpoints=field.breakpoints)
+            middles = [(a + b) / 2 for a, b in pairwise(grid.points)]
+            expected = [int(m * d) for m in middles for _ in (0, 1)]
+            assert buckets(field, grid.stages(nanode.Heun())) == expected
+
+
+# ---- warnings
+
+
+def solve(d, steps, stepper, interval=None):
+    field, x = bucketed(d), torch.ones(1, 1)
+    return nanode.odeint(field, x, steps=steps, solver=stepper, interval=interval)
+
+
+@pytest.mark.parametrize("stepper", [s for s in STEPPERS if s.order > 1], ids=repr)
+def test_a_jump_inside_a_step_warns(stepper):
+    with pytest.warns(
+        UserWarning, match=r"jump at t = 0\.25, inside a step.*falls back to order 1"
+    ):
+        solve(4, 10, stepper)
+
+
+@pytest.mark.parametrize(
+    ("d", "steps", "stepper", "interval"),
+    [
+        (4, 10, nanode.Euler(), None),
+        (4, 12, nanode.RK4(), None),
+        (4, Aligned(10), nanode.RK4(), None),
+        (4, 1, nanode.RK4(), (0.5, 0.75)),
+        (10, 100, nanode.Coupled(nanode.Midpoint()), (1.0, 0.0)),
+    ],
+    ids=["Euler", "divides", "aligned", "inside one bucket", "backward"],
+)
+def test_no_warning_where_none_is_due(d, steps, stepper, interval):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solve(d, steps, stepper, interval)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, 2.0, True, "10", None, math.nan])
+@pytest.mark.parametrize("schedule", [Uniform, Aligned])
+def test_refuses_counts(schedule, steps):
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+        schedule(steps)
+
+
+@pytest.mark.parametrize("times", [[0.0, 0.5, 0.4, 1.0], [0.0, 0.5, 0.5, 1.0], [0.0], []], ids=str)
+def test_refuses_grids_that_are_not_monotone(times):
+    with pytest.raises(ValueError, match="at least two times, strictly rising or strictly falling"):
+        Given(times)
+    with pytest.raises(ValueError, match="at least two times, strictly rising or strictly falling"):
+        Grid(tuple(map(Fraction, times)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_refuses_times_that_are_not_finite(bad):
+    with pytest.raises(ValueError, match="times must be finite"):
+        Given([0.0, bad, 1.0])
+
+
+def test_refuses_times_that_require_grad():
+    with pytest.raises(ValueError, match="times require grad"):
+        Given(torch.tensor([0.0, 1.0], requires_grad=True))
+
+
+def test_refuses_a_given_grid_of_another_interval():
+    with pytest.raises(ValueError, match=r"run from 0.0 to 0.5, but the solve from 0.0 to 1.0"):
+        Given([0.0, 0.5]).grid(0.0, 1.0)
+
+
+def test_as_schedule():
+    assert as_schedule(4) == Uniform(4)
+    assert as_schedule(Aligned(4)) == Aligned(4)
