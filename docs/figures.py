@@ -119,6 +119,7 @@ def drifts() -> dict[str, list[float]]:
 
 
 def main() -> None:
+    """Draw all of them, and print the drifts."""
     FOLDER.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     stability()

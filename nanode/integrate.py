@@ -11,7 +11,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field, as_field, prepare_norms
 from nanode.gradients import Backprop, Backsolve, Gradient, Plan, Problem
-from nanode.gradients.problem import Conditioning, Evaluations, evaluate_checked
+from nanode.gradients.problem import (
+    Conditioning,
+    Evaluations,
+    evaluate_checked,
+    own_parameters,
+)
 from nanode.gradients.recompute import refuse_hidden
 from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
 from nanode.solvers.stepper import State
@@ -245,7 +250,7 @@ def solve_adaptively(
     if backsolve:
         _refuse_hidden_in(field, gradient, times.detach()[0], state, structure, conditioning)
         extra = [c for c in tree_flatten(conditioning)[0] if isinstance(c, Tensor)]
-        adjoint = tuple(p for p in (*field.parameters(), *extra) if p.requires_grad)
+        adjoint = tuple(p for p in (*own_parameters(field).values(), *extra) if p.requires_grad)
     columns = solver.solve(f, state, times, field.breakpoints, adjoint)
     wanted = [c[-1] if at is None else c[skipped:] for c in columns]
     return tree_unflatten(wanted, structure), evaluations

@@ -1,6 +1,7 @@
 """One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields.field import Field
+from nanode.fields.swap import Lender
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
@@ -91,6 +93,16 @@ class Problem:
                 f"the state is not finite after step {k} of {self.plan.grid.steps}, from t = "
                 f"{float(points[k]):.6g} to t = {float(points[k + 1]):.6g}"
             )
+
+
+def own_parameters(field: Field) -> Named:
+    """The field's parameters by name; never weights lent to an evaluation in another thread."""
+    with ExitStack() as turns:
+        for part in field.modules():
+            lender = getattr(part, "_lender", None)
+            if isinstance(lender, Lender):
+                turns.enter_context(lender.turn.lock)
+        return dict(field.named_parameters())
 
 
 def evaluate_checked(

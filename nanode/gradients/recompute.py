@@ -21,7 +21,7 @@ from nanode.bases.basis import checked_count
 from nanode.fields.field import Field, Weights
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
-from nanode.gradients.problem import Plan, Problem
+from nanode.gradients.problem import Plan, Problem, own_parameters
 from nanode.solvers.stepper import Carry, State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
@@ -51,7 +51,7 @@ class Recomputing(Gradient):
     def _recorded(self, problem: Problem, x: State) -> list[State]:
         """The solve as one autograd node, which no tracer can look into."""
         plan = problem.plan
-        parameters = [p for p in plan.field.parameters() if p.requires_grad]
+        parameters = [p for p in own_parameters(plan.field).values() if p.requires_grad]
         inputs = (*x, *problem.conditioning.tensors, *parameters)
         job = Job(self, problem, len(x), len(problem.conditioning.tensors), plan.stages)
         flat = _Solve.apply(job, *inputs)
@@ -115,7 +115,8 @@ class Job:
         self.method, self.problem = method, problem
         self.state_size, self.conditioning_size = state_size, conditioning_size
         self.stages = stages
-        self.names = [n for n, p in problem.plan.field.named_parameters() if p.requires_grad]
+        own = own_parameters(problem.plan.field)
+        self.names = [name for name, p in own.items() if p.requires_grad]
         self.random: dict[int, list[Tensor]] = {}
         self.device = torch.device("cpu")
         self.autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
@@ -306,9 +307,9 @@ class Ledger:
     def _weights(self, stages: Stages) -> Weights:
         """The field's weights as functions of the parameters that the forward pass had."""
         field, names = self.job.plan.field, self.job.names
-        own = dict(field.named_parameters())
+        own = own_parameters(field)
         with torch.enable_grad():
-            if all(own[n] is p for n, p in zip(names, self.parameters, strict=True)):
+            if all(own.get(n) is p for n, p in zip(names, self.parameters, strict=True)):
                 return field.weights(stages)
             # The forward pass ran under functional_call, which has ended since.
             named = {f"field.{n}": p for n, p in zip(names, self.parameters, strict=True)}

@@ -50,7 +50,7 @@ class Adaptive:
         first, last = marks[[0, -1]].tolist()
         jumps = [t for t in breakpoints if min(first, last) <= t <= max(first, last)]
         jump_t = torch.tensor(jumps, dtype=times.dtype, device=times.device)
-        # Left alone torchdiffeq steps past a wanted time and interpolates, to the fourth order only.
+        # Left alone torchdiffeq steps past a wanted time and interpolates, less accurately.
         stops = {"jump_t": jump_t, "step_t": marks[~torch.isin(marks, jump_t)]}
         options = self.options | stops
         sided = _Sided(f, jump_t.tolist(), forwards=first < last, adjoint=adjoint is not None)

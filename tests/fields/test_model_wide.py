@@ -39,7 +39,10 @@ KINDS = [
 ]
 
 
-@pytest.fixture(params=KINDS, ids=["random_fourier", "bucketed", "hypernetwork"])
+IDS = ["random_fourier", "bucketed", "hypernetwork"]
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
 def model(request):
     return network(**copy.deepcopy(request.param))
 
@@ -80,8 +83,11 @@ def test_casts(model, dtype, cast, tolerance):
     torch.testing.assert_close(again, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_meta(model):
-    model.to("meta")
+@pytest.mark.parametrize(
+    "options", [{"basis": nanode.Legendre(2)}, *KINDS[1:]], ids=["legendre", *IDS[1:]]
+)
+def test_meta(options):
+    model = network(**copy.deepcopy(options)).to("meta")
     assert all(p.is_meta for p in model.parameters())
     y = model(torch.empty(IMAGE, device="meta"))
     assert y.is_meta

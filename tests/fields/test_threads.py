@@ -1,6 +1,7 @@
 """One field shared by threads: each call sees its own weights, and nobody else's."""
 
 import copy
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,7 +57,7 @@ def test_threads_with_their_own_times(kind):
     field = stirred(nanode.TimeVarying(Slow(module), nanode.Trigonometric(3)))
     times = [k / THREADS for k in range(THREADS)]
     expected = [field(t, x) for t in times]
-    for a, b in zip(expected, expected[1:], strict=False):
+    for a, b in itertools.pairwise(expected):
         assert not torch.allclose(a, b)
     together([checked(field, t, x, y) for t, y in zip(times, expected, strict=True)])
     assert torch.equal(field(times[1], x), expected[1])

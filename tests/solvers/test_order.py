@@ -17,7 +17,8 @@ STEPPERS = [
     nanode.ReversibleHeun(),
     *COUPLED,
 ]
-ONE_STEP = [*(method() for method in RUNGE_KUTTA), *COUPLED]
+# Leapfrog's velocity is off by the jump after it, but with a sign that alternates.
+KEEP_ORDER = [*(method() for method in RUNGE_KUTTA), nanode.Leapfrog(), *COUPLED]
 
 
 def grid_sizes(order):
@@ -69,17 +70,16 @@ def jump_errors(stepper, sizes, interval):
 
 
 @pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0)], ids=["forward", "backward"])
-@pytest.mark.parametrize("stepper", ONE_STEP, ids=repr)
+@pytest.mark.parametrize("stepper", KEEP_ORDER, ids=repr)
 def test_order_survives_jumps_on_the_grid(stepper, interval):
     # One stage on the wrong side of one of the three jumps would leave an error of order h.
-    sizes = grid_sizes(stepper.order)
+    sizes = [4 * (n + 1) for n in (8, 16, 32, 64)] if stepper.order < 4 else [16, 32, 64]
     errors = jump_errors(stepper, sizes, interval)
     assert abs(fitted_order(sizes, errors) - stepper.order) < 0.2, errors
 
 
-@pytest.mark.parametrize("stepper", [nanode.Leapfrog(), nanode.ReversibleHeun()], ids=repr)
-def test_slopes_carried_over_a_jump_cost_an_order(stepper):
-    # Both start a step with the slope that the last step ended with, on the other side.
-    sizes = grid_sizes(stepper.order)
-    errors = jump_errors(stepper, sizes, (0.0, 1.0))
-    assert fitted_order(sizes, errors) > 0.8, errors
+def test_reversible_heuns_slope_is_one_jump_late():
+    # A step starts with the slope that the last one ended with, on the other side: order 1.
+    sizes = [32, 64, 128, 256]
+    errors = jump_errors(nanode.ReversibleHeun(), sizes, (0.0, 1.0))
+    assert abs(fitted_order(sizes, errors) - 1) < 0.2, errors

@@ -1,0 +1,82 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+
+
+def block(solver, steps=8, **field):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    moving = nanode.TimeVarying(
+        module, nanode.Chebyshev(degree=2), start=nanode.Noisy(0.5), **field
+    )
+    return nanode.ODEBlock(moving, steps, solver)
+
+
+X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
+
+
+def test_exact_methods_have_no_error_and_backsolve_has_one():
+    report = nanode.check_gradients(block(nanode.Euler()), X)
+    assert report.worst("Checkpointed") < 1e-14
+    # Euler's continuous adjoint is off by the order of a step, 1/8 here.
+    assert 0.01 < report.worst("Backsolve") < 1
+    assert "Reversal" in report.refused
+    assert "Coupled" in report.refused["Reversal"]
+    assert report.drift is None
+
+
+def test_reversal_is_exact_up_to_rounding_and_its_drift_is_measured():
+    report = nanode.check_gradients(block(nanode.Coupled()), X)
+    assert report.worst("Reversal") < 1e-13
+    assert report.drift < 1e-14
+    assert "Backsolve" in report.refused
+
+
+def test_every_parameter_and_x_have_a_row():
+    checked = block(nanode.Leapfrog(), overrides={"0.bias": None})
+    rows = nanode.check_gradients(checked, X).rows
+    names = {name for name, _ in checked.named_parameters()} | {"x"}
+    assert {row.name for row in rows if row.method == "Reversal"} == names
+
+
+def test_a_wrong_gradient_is_seen():
+    """The check itself can fail: a method that doubles a gradient shows an error of one."""
+
+    class Doubled(nanode.Checkpointed):
+        def backward(self, job, ledger, kept, grads):
+            return tuple(2 * part for part in super().backward(job, ledger, kept, grads))
+
+    report = nanode.check_gradients(block(nanode.Euler()), X, methods=[Doubled()])
+    in_x = next(row for row in report.rows if row.name == "x")
+    assert in_x.error == pytest.approx(1.0)
+    assert in_x.cosine == pytest.approx(1.0)
+
+
+def test_the_block_and_the_random_state_are_left_alone():
+    torch.manual_seed(0)
+    module = nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3), nn.Dropout(0.5)).double()
+    checked = nanode.ODEBlock(nanode.TimeVarying(module, nanode.Legendre(degree=1)), 3)
+    before = copy.deepcopy(checked.state_dict())
+    state = torch.get_rng_state()
+    report = nanode.check_gradients(checked, X)
+    # The same masks are drawn for every method.
+    assert report.worst("Checkpointed") < 1e-13
+    assert all(torch.equal(before[name], value) for name, value in checked.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in checked.parameters())
+
+
+def test_the_table_can_be_printed():
+    text = str(nanode.check_gradients(block(nanode.Coupled()), X))
+    assert "Reversal" in text
+    assert "drift" in text
+
+
+def test_adaptive_blocks_are_refused():
+    adaptive = nanode.ODEBlock(block(nanode.Euler()).field, solver=nanode.Adaptive())
+    with pytest.raises(ValueError, match="fixed-step"):
+        nanode.check_gradients(adaptive, X)

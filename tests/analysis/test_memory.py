@@ -1,0 +1,68 @@
+"""Bytes are counted against what the shapes say, not against earlier measurements."""
+
+import math
+
+import torch
+from torch import nn
+
+import nanode
+
+WIDTH, BATCH = 32, 64
+X = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0))
+STATE = X.nbytes
+ROW = 4 * (WIDTH * WIDTH + WIDTH)  # one stage's weight and bias
+
+
+def measured(steps, solver, gradient):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    field = nanode.TimeVarying(module, nanode.Trigonometric(order=2))
+    return nanode.measure_memory(nanode.ODEBlock(field, steps, solver, gradient), X)
+
+
+def test_reversal_holds_one_more_state_at_any_depth():
+    for steps in (10, 160):
+        memory = measured(steps, nanode.Coupled(), nanode.Reversal())
+        assert memory.held == STATE  # z; y is the output
+        assert memory.table_held == 0
+
+
+def test_checkpointed_holds_one_state_a_segment():
+    for steps in (10, 40, 160):
+        memory = measured(steps, nanode.Euler(), nanode.Checkpointed())
+        segments = math.ceil(math.sqrt(steps))
+        # The first segment starts from x, which is the caller's.
+        assert memory.held == (segments - 1) * STATE
+    assert measured(40, nanode.Euler(), nanode.Checkpointed(segments=4)).held == 3 * STATE
+
+
+def test_backprop_holds_states_and_table():
+    memory = measured(10, nanode.Euler(), nanode.Backprop())
+    # Of each step: the state that the layer saw (x itself at the first) and tanh's output.
+    assert memory.held >= (9 + 10) * STATE
+    assert memory.table_held >= 10 * 4 * WIDTH * WIDTH
+
+
+def test_the_table_is_bounded_by_chunks():
+    whole = measured(60, nanode.Euler(), nanode.Checkpointed())
+    assert whole.table == 60 * ROW
+    chunked = measured(60, nanode.Euler(), nanode.Checkpointed(chunk=6))
+    assert chunked.table <= 3 * 6 * ROW  # a segment of 8 steps touches up to three chunks
+    assert chunked.peak < whole.peak - 30 * ROW
+
+
+def test_peak_of_a_reversal_is_flat_once_the_table_is():
+    peaks = [
+        measured(steps, nanode.Leapfrog(), nanode.Reversal(chunk=5)).peak for steps in (20, 160)
+    ]
+    assert peaks[0] == peaks[1]
+
+
+def test_peak_counts_temporaries():
+    """Peak is above held, and above the gradients that a pass must produce."""
+    memory = measured(10, nanode.Euler(), nanode.Backprop())
+    assert memory.peak > memory.held + memory.table_held
+
+
+def test_it_can_be_printed():
+    assert "peak" in str(measured(4, nanode.Euler(), nanode.Backprop()))

@@ -1,0 +1,342 @@
+"""Batch norm in a field: one set of statistics per evaluation.
+
+Expected statistics are computed from the batches by their definition: momentum times the batch's
+mean and unbiased variance, and the rest of what was there. Tolerance 1e-13: means over some ten
+float64 numbers.
+"""
+
+import copy
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.fields import prepare_norms
+from nanode.stages import Stage, Stages
+from tests.trajectories.samples import step_stages, stirred
+
+CLOSE = {"rtol": 1e-13, "atol": 1e-13}
+
+
+def times(stages):
+    return [stage.time for stage in stages]
+
+
+def prepared(steps=3, **options):
+    """A field that is one norm, with room for some evaluations."""
+    field = nanode.Autonomous(nanode.BatchNorm(2, **options))
+    stages = step_stages(steps)
+    prepare_norms(field, times(stages))
+    return field, field.module, stages
+
+
+def evaluate(field, stage, x):
+    return field.evaluate(field.weights_at(stage.time), stage, x)
+
+
+def normalised(x, mean, var, norm):
+    view = (1, -1, *[1] * (x.ndim - 2))
+    y = (x - mean.view(view)) / torch.sqrt(var.view(view) + norm.eps)
+    return y * norm.weight.view(view) + norm.bias.view(view)
+
+
+def moments(x):
+    """The batch's mean and biased variance per feature, by definition."""
+    features = x.transpose(0, 1).flatten(1)
+    mean = features.mean(1)
+    return mean, (features - mean[:, None]).square().mean(1)
+
+
+def batch(seed, shape=(6, 2)):
+    generator = torch.Generator().manual_seed(seed)
+    return 3 + 2 * torch.randn(shape, generator=generator)
+
+
+# ---- training
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (3, 2, 4), (3, 2, 4, 5), (2, 2, 3, 2, 2)], ids=str)
+def test_training_normalises_by_the_batch(shape):
+    field, norm, stages = prepared()
+    stirred(field)
+    x = batch(0, shape)
+    mean, var = moments(x)
+    expected = normalised(x, mean, var, norm)
+    for stage in stages:
+        torch.testing.assert_close(evaluate(field, stage, x), expected, **CLOSE)
+    # A person's call and a repeated one have the same values.
+    torch.testing.assert_close(field(0.3, x), expected, **CLOSE)
+    torch.testing.assert_close(evaluate(field, stages.repeated[0], x), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.5])
+def test_each_evaluation_keeps_its_own_statistics(momentum):
+    field, norm, stages = prepared(momentum=momentum)
+    assert torch.equal(norm.running_mean, torch.zeros(3, 2))
+    assert torch.equal(norm.running_var, torch.ones(3, 2))
+    means, variances = torch.zeros(3, 2), torch.ones(3, 2)
+    for epoch in range(2):
+        for k, stage in enumerate(stages):
+            x = batch(10 * epoch + k)
+            evaluate(field, stage, x)
+            mean, var = moments(x)
+            unbiased = var * len(x) / (len(x) - 1)
+            means[k] = (1 - momentum) * means[k] + momentum * mean
+            variances[k] = (1 - momentum) * variances[k] + momentum * unbiased
+            torch.testing.assert_close(norm.running_mean, means, **CLOSE)
+            torch.testing.assert_close(norm.running_var, variances, **CLOSE)
+
+
+def test_nothing_else_is_recorded():
+    field, norm, stages = prepared()
+    for k, stage in enumerate(stages):
+        evaluate(field, stage, batch(k))
+    mean, var = norm.running_mean.clone(), norm.running_var.clone()
+    for k, stage in enumerate(stages.repeated):
+        assert not stage.record
+        evaluate(field, stage, batch(k + 50))  # the backward pass evaluates again
+    field(0.5, batch(60))  # a person's call
+    evaluate(field, Stage.alone(0.5), batch(61))
+    field.eval()
+    evaluate(field, stages[0], batch(62))
+    assert torch.equal(norm.running_mean, mean)
+    assert torch.equal(norm.running_var, var)
+
+
+def test_one_evaluation_is_batch_norm():
+    field, norm, stages = prepared(steps=1)
+    reference = nn.BatchNorm1d(2)
+    for seed in range(3):
+        x = batch(seed)
+        torch.testing.assert_close(evaluate(field, stages[0], x), reference(x), **CLOSE)
+    torch.testing.assert_close(norm.running_mean[0], reference.running_mean, **CLOSE)
+    torch.testing.assert_close(norm.running_var[0], reference.running_var, **CLOSE)
+    field.eval()
+    reference.eval()
+    torch.testing.assert_close(evaluate(field, stages[0], x), reference(x), **CLOSE)
+
+
+# ---- evaluation
+
+
+def test_eval_uses_the_statistics_of_its_evaluation():
+    field, norm, stages = prepared()
+    stirred(field)
+    norm.running_mean.copy_(torch.randn(3, 2))
+    norm.running_var.copy_(torch.rand(3, 2) + 0.5)
+    field.eval()
+    x = batch(0)
+    for k, stage in enumerate(stages):
+        expected = normalised(x, norm.running_mean[k], norm.running_var[k], norm)
+        torch.testing.assert_close(evaluate(field, stage, x), expected, **CLOSE)
+        torch.testing.assert_close(evaluate(field, stages.repeated[k], x), expected, **CLOSE)
+
+
+def test_eval_outside_a_solve_is_refused():
+    field, _, _ = prepared()
+    field.eval()
+    for call in (lambda: field(0.5, batch(0)), lambda: field.module(batch(0))):
+        with pytest.raises(ValueError, match=r"in eval mode.*nanode\.ODEBlock.*GroupNorm"):
+            call()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_evaluation_without_room_is_refused(training):
+    field, _, _ = prepared(steps=2)
+    field.train(training)
+    stage = Stage(2, 2, 0.9, Fraction(9, 10))
+    with pytest.raises(ValueError, match=r"for 2 evaluations and was asked for number 2.*ODEBlock"):
+        evaluate(field, stage, batch(0))
+
+
+# ---- moving to another grid
+
+
+def test_the_same_grid_changes_nothing():
+    field, norm, stages = prepared()
+    norm.running_mean.copy_(torch.randn(3, 2))
+    before = norm.running_mean
+    prepare_norms(field, times(stages))
+    assert norm.running_mean is before
+
+
+def test_another_grid_interpolates():
+    _, norm, _ = prepared()
+    norm.prepare([0.0, 0.5, 1.0])
+    norm.running_mean.copy_(torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, -1.0]]))
+    norm.running_var.copy_(torch.tensor([[1.0, 1.0], [2.0, 2.0], [5.0, 4.0]]))
+    norm.prepare([0.0, 0.25, 0.75, 1.0, 1.5])
+    expected = torch.tensor([[0.0, 1.0], [1.0, 2.0], [3.0, 1.0], [4.0, -1.0], [4.0, -1.0]])
+    torch.testing.assert_close(norm.running_mean, expected, **CLOSE)
+    expected = torch.tensor([[1.0, 1.0], [1.5, 1.5], [3.5, 3.0], [5.0, 4.0], [5.0, 4.0]])
+    torch.testing.assert_close(norm.running_var, expected, **CLOSE)
+
+
+def test_a_grid_that_runs_backwards_interpolates():
+    norm = nanode.BatchNorm(1)
+    norm.prepare([1.0, 0.5, 0.0])
+    norm.running_mean.copy_(torch.tensor([[4.0], [2.0], [1.0]]))
+    norm.prepare([0.25, 0.75])
+    torch.testing.assert_close(norm.running_mean, torch.tensor([[1.5], [3.0]]), **CLOSE)
+
+
+def test_evaluations_at_one_time_are_averaged():
+    norm = nanode.BatchNorm(1)
+    norm.prepare([0.0, 0.5, 0.5, 1.0])  # as a second-order method on two steps
+    norm.running_mean.copy_(torch.tensor([[0.0], [1.0], [3.0], [4.0]]))
+    norm.prepare([0.5, 0.75])
+    torch.testing.assert_close(norm.running_mean, torch.tensor([[2.0], [3.0]]), **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_another_grid_keeps_the_dtype(dtype):
+    norm = nanode.BatchNorm(2).to(dtype)
+    norm.prepare([0.0, 1.0])
+    norm.prepare([0.0, 0.5, 1.0])
+    assert norm.running_mean.dtype == norm.running_var.dtype == dtype
+    assert norm.running_mean.shape == (3, 2)
+
+
+def test_statistics_travel_with_the_state():
+    field, norm, stages = prepared()
+    evaluate(field, stages[1], batch(0))
+    other, fresh, _ = prepared()
+    other.load_state_dict(field.state_dict())
+    assert torch.equal(fresh.running_mean, norm.running_mean)
+    assert list(field.state_dict()) == [
+        "module.weight",
+        "module.bias",
+        "module.running_mean",
+        "module.running_var",
+    ]
+    copied = copy.deepcopy(field)
+    evaluate(copied, stages[1], batch(5))
+    assert torch.equal(fresh.running_mean, norm.running_mean)
+    assert not torch.equal(copied.module.running_mean, norm.running_mean)
+
+
+# ---- inside fields
+
+
+def test_in_a_time_varying_field():
+    module = nn.Sequential(nanode.BatchNorm(2), nn.Linear(2, 2))
+    field = stirred(nanode.TimeVarying(module, nanode.Legendre(2)))
+    stages = step_stages(2)
+    prepare_norms(field, times(stages))
+    x = batch(0)
+    weights = field.weights(stages)
+    mean, var = moments(x)
+    for k, stage in enumerate(stages):
+        w = weights.at(k)
+        y = (x - mean) / torch.sqrt(var + 1e-5) * w["0.weight"] + w["0.bias"]
+        expected = y @ w["1.weight"].T + w["1.bias"]
+        torch.testing.assert_close(field.evaluate(w, stage, x), expected, **CLOSE)
+    torch.testing.assert_close(module[0].running_mean, 0.1 * mean.expand(2, 2), **CLOSE)
+    assert module[0].stage is None  # between evaluations
+
+
+def test_without_affine_weights():
+    norm = nanode.BatchNorm(2, affine=False)
+    assert list(norm.parameters()) == []
+    module = nn.Sequential(norm, nn.Linear(2, 2))
+    field = nanode.TimeVarying(module, nanode.Legendre(2))
+    assert field(0.3, batch(0)).shape == (6, 2)
+
+
+def test_untied_draws_of_a_norm_are_ones_and_zeros():
+    module = nn.Sequential(nanode.BatchNorm(2), nn.Linear(2, 2))
+    field = nanode.TimeVarying(module, nanode.Bucketed(3), start="untied")
+    alpha = dict(field.trajectory.coefficients)
+    assert torch.equal(alpha["0.weight"], torch.ones(3, 2))
+    assert torch.equal(alpha["0.bias"], torch.zeros(3, 2))
+
+
+def test_gradients():
+    field, norm, stages = prepared()
+    stirred(field)
+    x = batch(0).requires_grad_()
+    weight, bias = (p.detach().requires_grad_() for p in norm.parameters())
+
+    def f(x, weight, bias):
+        # Repeated, since finite differences must not update statistics.
+        stage = stages.repeated[1]
+        return field.evaluate({"weight": weight, "bias": bias}, stage, x)
+
+    torch.autograd.gradcheck(f, (x, weight, bias))
+    field.eval()
+    torch.autograd.gradcheck(f, (x, weight, bias))
+
+
+# ---- conversion
+
+
+def test_conversion_keeps_all_but_the_statistics():
+    module = nn.ModuleDict(
+        {
+            "a": nn.Sequential(nn.BatchNorm2d(2, eps=1e-3, momentum=0.3), nn.ReLU()),
+            "b": nn.BatchNorm1d(3, affine=False),
+            "c": nn.BatchNorm3d(2).eval(),
+            "d": nn.GroupNorm(1, 2),
+        }
+    )
+    stirred(module)
+    weight = module["a"][0].weight
+    converted = nanode.convert_norms(module)
+    assert converted is module
+    a, b, c = module["a"][0], module["b"], module["c"]
+    assert all(isinstance(norm, nanode.BatchNorm) for norm in (a, b, c))
+    assert isinstance(module["d"], nn.GroupNorm)
+    assert (a.features, a.eps, a.momentum, a.affine) == (2, 1e-3, 0.3, True)
+    assert a.weight is weight
+    assert b.weight is None
+    assert a.training
+    assert not c.training
+
+
+def test_conversion_of_a_norm_alone():
+    assert isinstance(nanode.convert_norms(nn.BatchNorm2d(2)), nanode.BatchNorm)
+
+
+def test_a_norm_used_twice_stays_one_norm():
+    norm = nn.BatchNorm1d(2)
+    module = nanode.convert_norms(nn.Sequential(norm, nn.Sequential(norm), nn.ReLU(), norm))
+    assert isinstance(module[0], nanode.BatchNorm)
+    assert module[0] is module[3]
+    assert module[0] is module[1][0]
+    nanode.Autonomous(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_conversion_keeps_the_dtype(dtype):
+    norm = nanode.convert_norms(nn.BatchNorm1d(2).to(dtype))
+    assert norm.running_mean.dtype == norm.running_var.dtype == dtype
+    field = nanode.Autonomous(norm)
+    stages = step_stages(1)
+    prepare_norms(field, times(stages))
+    assert evaluate(field, stages[0], batch(0).to(dtype)).dtype == dtype
+
+
+def test_conversion_makes_a_module_fit_for_a_field():
+    module = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    reference = copy.deepcopy(module)
+    field = nanode.TimeVarying(nanode.convert_norms(module), nanode.Legendre(2))
+    x = batch(0, (2, 2, 3, 3))
+    torch.testing.assert_close(field(0.2, x), reference(x), **CLOSE)
+
+
+def test_refuses_a_momentum_that_is_no_number():
+    with pytest.raises(ValueError, match="needs a number as momentum, got None"):
+        nanode.convert_norms(nn.Sequential(nn.BatchNorm1d(2, momentum=None)))
+
+
+def test_prints_its_evaluations():
+    _, norm, _ = prepared()
+    assert repr(norm) == "BatchNorm(2, evaluations=3)"
+
+
+def test_an_empty_solve():
+    norm = nanode.BatchNorm(2)
+    norm.prepare(times(Stages(())))
+    assert norm.running_mean.shape == (0, 2)

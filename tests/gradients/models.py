@@ -1,0 +1,75 @@
+"""Small fields in float64, and what a solve gives back for them."""
+
+import torch
+from torch import nn
+
+import nanode
+
+DOUBLE = torch.float64
+RUNGE_KUTTA = [nanode.Euler, nanode.Midpoint, nanode.Heun, nanode.RK4, nanode.ThreeEighths]
+INVERTIBLE = [
+    nanode.Leapfrog(),
+    nanode.ReversibleHeun(),
+    *(nanode.Coupled(method()) for method in RUNGE_KUTTA),
+]
+
+
+class Net(nn.Module):
+    """Two layers and an optional input between them."""
+
+    def __init__(self, size=3, hidden=4):
+        super().__init__()
+        self.first = nn.Linear(size, hidden)
+        self.last = nn.Linear(hidden, size)
+
+    def forward(self, x, between=None):
+        h = self.first(x)
+        if between is not None:
+            h = h + between
+        return self.last(torch.tanh(h))
+
+
+def moving(basis, *, net=None, overrides=None, seed=0):
+    """A field whose coefficients all differ, so that no gradient vanishes by symmetry."""
+    torch.manual_seed(seed)
+    net = (net if net is not None else Net()).double()
+    return nanode.TimeVarying(net, basis, start=nanode.Noisy(1.0), overrides=overrides)
+
+
+BASES = {
+    "aligned buckets": lambda: nanode.Bucketed(4),
+    "fewer buckets": lambda: nanode.Bucketed(3),
+    "trigonometric": lambda: nanode.Trigonometric(order=1),
+    "constant": lambda: nanode.Constant(),
+}
+
+
+def inputs(batch=2, size=3, hidden=4):
+    torch.manual_seed(1)
+    x = torch.randn(batch, size, dtype=DOUBLE, requires_grad=True)
+    between = torch.randn(batch, hidden, dtype=DOUBLE, requires_grad=True)
+    return x, between
+
+
+def gradients(block, x, *conditioning, parameters=None):
+    """The output, and the gradients of x, conditioning tensors and parameters by name."""
+    leaves = {"x": x, **{f"conditioning {n}": c for n, c in enumerate(conditioning)}}
+    leaves = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    leaves |= dict(block.named_parameters()) if parameters is None else parameters
+    y = block(x, *conditioning)
+    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    found = torch.autograd.grad((y * weight).sum(), list(leaves.values()), allow_unused=True)
+    return y.detach(), dict(zip(leaves, found, strict=True))
+
+
+def distance(got, reference):
+    """The largest relative distance of two sets of gradients, over their names."""
+    assert got.keys() == reference.keys()
+    assert all(grad is not None and grad.abs().max() > 0 for grad in reference.values())
+    return max(float((got[n] - g).norm() / g.norm()) for n, g in reference.items())
+
+
+def total_distance(got, reference):
+    """The relative distance of all gradients taken as one vector."""
+    difference = sum(float((got[n] - g).square().sum()) for n, g in reference.items())
+    return (difference / sum(float(g.square().sum()) for g in reference.values())) ** 0.5

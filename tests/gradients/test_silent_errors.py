@@ -1,0 +1,178 @@
+"""Mistakes that other libraries make without a word."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs, moving
+
+RECOMPUTING = [
+    (nanode.Checkpointed(), nanode.Euler()),
+    (nanode.Reversal(), nanode.Coupled(nanode.Euler())),
+    (nanode.Backsolve(), nanode.Midpoint()),
+]
+EXACT = RECOMPUTING[:2]
+EVERY = [(nanode.Backprop(), nanode.Euler()), *RECOMPUTING]
+
+
+# ---- a tensor that the field closes over
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+@pytest.mark.parametrize("kind", ["function", "module", "computed"])
+def test_a_hidden_tensor_is_an_error(gradient, solver, kind):
+    hidden = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+    layer = nn.Linear(3, 3).double()
+    fields = {
+        "function": lambda t, x: hidden * x,
+        "module": lambda t, x: layer(x),
+        "computed": lambda t, x: hidden.exp() * x,
+    }
+    x, _ = inputs()
+    with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter") as error:
+        nanode.odeint(fields[kind], x, steps=4, solver=solver, gradient=gradient)
+    assert type(gradient).__name__ in str(error.value)
+    assert "Backprop" in str(error.value)
+
+
+def test_a_hidden_tensor_gets_its_gradient_by_backprop():
+    hidden = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+    x = torch.ones(1, dtype=DOUBLE)
+    end = nanode.odeint(lambda t, x: hidden * x, x, steps=4)
+    end.sum().backward()
+    # (1 + w/4)^4 differentiated: (1 + w/4)³.
+    assert abs(float(hidden.grad) - 1.5**3) < 1e-14
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EXACT, ids=repr)
+def test_as_conditioning_or_parameter_it_is_fine(gradient, solver):
+    rate = torch.tensor(0.5, dtype=DOUBLE, requires_grad=True)
+    x, _ = inputs()
+    found = []
+    for method in (gradient, nanode.Backprop()):
+        end = nanode.odeint(
+            lambda t, x, w: w * x, x, steps=4, solver=solver, gradient=method, conditioning=(rate,)
+        )
+        found.append(torch.autograd.grad(end.sum(), [x, rate]))
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_a_hidden_constant_is_no_error(gradient, solver):
+    constant = torch.tensor(2.0, dtype=DOUBLE)
+    x, _ = inputs()
+    end = nanode.odeint(lambda t, x: -constant * x, x, steps=200, solver=solver, gradient=gradient)
+    end.sum().backward()
+    assert x.grad.abs().max() > 0
+
+
+# ---- a first operation in place
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EVERY, ids=repr)
+def test_a_first_operation_in_place_is_an_error(gradient, solver):
+    module = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3).double())
+    field = nanode.TimeVarying(module, nanode.Trigonometric(1))
+    with pytest.raises(ValueError, match=r"changed x in place.*nn\.ReLU\(\)"):
+        nanode.odeint(field, inputs()[0].detach(), steps=200, solver=solver, gradient=gradient)
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EXACT, ids=repr)
+def test_later_operations_in_place_are_fine(gradient, solver):
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+    field = moving(nanode.Bucketed(4), net=module)
+    x, _ = inputs()
+    _, expected = gradients(nanode.ODEBlock(field, 4, solver, nanode.Backprop()), x)
+    _, got = gradients(nanode.ODEBlock(field, 4, solver, gradient), x)
+    assert distance(got, expected) < 1e-12
+
+
+# ---- weights or states changed between the passes
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_weights_changed_before_backward_are_an_error(gradient, solver):
+    block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
+    y = block(*inputs())
+    with torch.no_grad():
+        next(block.parameters()).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# ---- double backward
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_double_backward_is_an_error(gradient, solver):
+    x, between = inputs()
+    block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
+    (slope,) = torch.autograd.grad(block(x, between).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def test_double_backward_is_backprops():
+    # Euler with one weight and tanh; second derivatives against finite differences of the first.
+    block = nanode.ODEBlock(moving(nanode.Bucketed(2)), 4)
+    x, between = inputs()
+    assert torch.autograd.gradgradcheck(block, (x, between), atol=1e-7, fast_mode=True)
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_transforms_are_refused_by_recomputing_methods(gradient, solver):
+    block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
+    x = inputs()[0].detach()
+    with pytest.raises(RuntimeError):
+        torch.func.jvp(block, (x,), (torch.ones_like(x),))
+    with pytest.raises(RuntimeError):
+        torch.func.vmap(block)(x)
+
+
+# ---- two threads
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"), [(nanode.Backprop(), nanode.Coupled(nanode.Euler())), *EXACT], ids=repr
+)
+def test_two_threads_share_a_block(gradient, solver):
+    torch.manual_seed(0)
+    field = moving(nanode.Bucketed(4), net=Net(hidden=16), overrides={"last": None})
+    block = nanode.ODEBlock(field, 8, solver, gradient)
+    starts = [torch.randn(4, 3, dtype=DOUBLE, requires_grad=True) for _ in range(2)]
+    alone = [gradients(block, x) for x in starts]
+    parameters = dict(block.named_parameters())
+    barrier = threading.Barrier(2)
+
+    def work(n):
+        barrier.wait()
+        for _ in range(20):
+            y, found = gradients(block, starts[n], parameters=parameters)
+            assert torch.equal(y, alone[n][0])
+            # The same operations on the same numbers, in the same order.
+            assert distance(found, alone[n][1]) == 0
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(work, n) for n in range(2)]:
+            future.result()
+
+
+# ---- an exception inside the user's module
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EVERY, ids=repr)
+def test_the_modules_own_exception_comes_through(gradient, solver):
+    class Broken(nn.Linear):
+        def forward(self, x):
+            raise KeyError("mine")
+
+    field = nanode.TimeVarying(Broken(3, 3), nanode.Trigonometric(1))
+    with pytest.raises(KeyError, match="mine"):
+        nanode.odeint(field, torch.ones(1, 3), steps=200, solver=solver, gradient=gradient)
+    # And the module is as it was: its weights are out again.
+    assert field.module.weight is None
