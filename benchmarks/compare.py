@@ -25,6 +25,9 @@ NANODE = (
     "nanode-backprop",
     "nanode-checkpointed",
     "nanode-coupled-reversal",
+    "nanode-backprop-compiled",
+    "nanode-checkpointed-compiled",
+    "nanode-coupled-reversal-compiled",
     "nanode-backsolve",
 )
 TORCH = (

@@ -22,6 +22,9 @@ GRADIENTS = {
     "nanode-backsolve": "Backsolve",
     "nanode-coupled-reversal": "Reversal",
 }
+GRADIENTS |= {
+    f"{name}-compiled": gradient for name, gradient in GRADIENTS.items() if gradient != "Backsolve"
+}
 
 
 def coupled(system: str) -> bool:
@@ -46,6 +49,7 @@ def build(
         steps=steps // 2 if coupled(system) else steps,
         solver=nanode.Coupled(nanode.Euler()) if coupled(system) else nanode.Euler(),
         gradient=getattr(nanode, gradient or GRADIENTS[system])(),
+        compile=system.endswith("-compiled") and gradient is None,
     ).to(device, getattr(torch, case.state_dtype))
 
     moving = dict(field.trajectory.coefficients.named_parameters())

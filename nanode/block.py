@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanode.bases import Basis
 from nanode.bases.basis import checked_count
 from nanode.fields import Field, as_field
-from nanode.gradients import Backprop, Evaluations, Gradient, Plan
+from nanode.gradients import Backprop, Compiled, Evaluations, Gradient, Plan
 from nanode.integrate import (
     Solver,
     make_plan,
@@ -19,6 +20,7 @@ from nanode.integrate import (
     wanted_times,
 )
 from nanode.solvers import Adaptive, Euler, Schedule
+from nanode.trajectories.trajectory import kept_values
 
 
 class ODEBlock(nn.Module):
@@ -35,6 +37,8 @@ class ODEBlock(nn.Module):
         interval: from where to where; by default the field's own interval.
         at: times at which states are wanted; the output then has a leading axis.
         check_finite: raise at the first step after which the state isn't finite.
+        compile: compile the step and its derivative once for all steps, and capture the whole
+            solve on a GPU; the first call takes a while, results differ by rounding.
 
     With one bucket per Euler step and ``scale=steps`` this is a residual network.
 
@@ -62,11 +66,14 @@ class ODEBlock(nn.Module):
         interval: tuple[float, float] | None = None,
         at: Sequence[float] | None = None,
         check_finite: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.field = as_field(field)
         self.solver: Solver = solver or Euler()
         self.gradient = gradient or Backprop()
+        if compile:
+            self.gradient = Compiled(self.gradient)
         self.scale = scale
         self.augment = checked_count("augment", augment, least=0)
         self.augment_axis = augment_axis
@@ -93,11 +100,19 @@ class ODEBlock(nn.Module):
             self.field, self.interval, steps, self.solver, self.scale, self.at, self.check_finite
         )
         self.gradient.check(plan)
-        with torch.no_grad():
-            self.field.weights(
-                plan.stages
-            )  # keeps the basis's values, so that no tracer meets them
         self.steps, self._plan = steps, plan
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Have the stages keep the basis's values, so that no tracer meets them."""
+        if self._plan is not None:
+            for part in self.field.modules():
+                if isinstance(part, Basis):
+                    kept_values(part, self._plan.stages)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepare()  # copies of stages start without
 
     def forward(self, x: Any, *conditioning: Any) -> Any:
         """The state at the end of the interval, or at the times of ``at``."""

@@ -122,6 +122,8 @@ def solve(
     """Run a plan; the result in x's structure, and the count of evaluations."""
     parts, structure = tree_flatten(x)
     state = _checked(parts, plan.field)
+    # Again, since another solve may have used the field on another grid meanwhile.
+    prepare_norms(plan.field, [float(stage.time) for stage in plan.stages])
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]

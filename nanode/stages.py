@@ -25,14 +25,18 @@ class Stage:
     piece that holds ``start``, for the whole step. ``side`` is the limit to take where a jump falls
     exactly on ``time``. ``record`` is false when an evaluation is repeated for the backward pass:
     norms then leave their statistics alone.
+
+    In a compiled solve one stage stands for all: ``index`` and ``time`` are tensors there, and
+    ``notes`` holds what norms measured, for the evaluation that repeats this one.
     """
 
-    index: int
+    index: int | Tensor
     step: int
     time: float | Tensor
     start: Fraction
     side: Side = "right"
     record: bool = True
+    notes: list[Tensor] | None = None
 
     @classmethod
     def alone(cls, t: float | Tensor, side: Side = "right") -> "Stage":
@@ -42,7 +46,9 @@ class Stage:
             return cls(index=-1, step=-1, time=t, start=Fraction(0), side=side, record=False)
         if not math.isfinite(t):
             raise ValueError(f"t must be a finite number, got {t!r}")
-        return cls(index=-1, step=-1, time=float(t), start=Fraction(t), side=side, record=False)
+        return cls(
+            index=-1, step=-1, time=float(t), start=Fraction(float(t)), side=side, record=False
+        )
 
 
 @dataclass(eq=False)

@@ -109,3 +109,85 @@ def test_memory_is_constant_in_the_number_of_steps():
     # The norm's statistics belong to the model; what is held is the second copy of the state.
     assert held[160].held == held[10].held <= 2 * x.nbytes
     assert held[10].table_held == held[160].table_held == 0
+
+
+SHAPES = [(4, 8, 9, 9), (1, 8, 33, 31), (130, 8, 7, 7), (3, 8, 1, 1), (2, 8, 16, 16), (5, 8, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("solver", "gradient", "shape"),
+    [(*pair, shape) for pair, shape in zip(COMBINATIONS, SHAPES, strict=True)],
+    ids=repr,
+)
+def test_a_captured_solve_equals_the_plain_one(solver, gradient, shape):
+    """Outputs, gradients and statistics over several passes, in float64."""
+    field = conv_field().double().cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient)
+    fast = nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient, compile=True)
+    for _ in range(3):
+        x = torch.randn(shape, dtype=torch.float64, device="cuda")
+        close(gradients(fast, x), gradients(plain, x), 1e-11)
+        close(fast.buffers(), plain.buffers(), 1e-12)
+        assert fast.nfe == plain.nfe
+    captured = next(iter(fast.gradient._solves.values()))
+    assert captured.refusal is None
+    with torch.no_grad():
+        close([fast.eval()(x)], [plain.eval()(x)], 1e-12)
+
+
+def test_a_captured_solve_is_the_same_every_time():
+    """A result that moves between two runs on the same input would be a race."""
+    block = nanode.ODEBlock(
+        conv_field().cuda(), 6, nanode.Coupled(), nanode.Reversal(), compile=True
+    )
+    x = torch.randn(4, 8, 9, 9, device="cuda")
+    first = gradients(block, x)
+    for _ in range(3):
+        gradients(block, torch.randn_like(x))
+        for a, b in zip(gradients(block, x), first, strict=True):
+            # cuDNN's weight gradients may use atomics: rounding, not races, may move them.
+            assert (a - b).norm() <= 1e-5 * b.norm()
+
+
+def test_two_forward_passes_before_a_backward_one():
+    """The second must not overwrite what the first still needs."""
+    field = conv_field().double().cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), 6, nanode.Coupled(), nanode.Reversal())
+    fast = nanode.ODEBlock(field, 6, nanode.Coupled(), nanode.Reversal(), compile=True)
+    one, two = (torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda") for _ in range(2))
+    found = []
+    for block in (plain, fast):
+        block(one).sum().backward()  # captures
+        block.zero_grad()
+        (block(one).sin() * block(two).cos()).sum().backward()
+        found.append([p.grad.clone() for p in block.parameters()])
+    close(found[1], found[0], 1e-11)
+
+
+def test_an_optimizer_step_is_seen():
+    block = nanode.ODEBlock(conv_field().double().cuda(), 4, compile=True)
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda", requires_grad=True)
+    before = block(x)
+    before.square().sum().backward()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter -= 0.1 * parameter.grad
+    plain = nanode.ODEBlock(block.field, 4)
+    close([block(x)], [plain(x)], 1e-12)
+    assert (block(x) - before).norm() > 1e-3
+
+
+def test_autocast_under_capture():
+    field = conv_field().cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), 6, nanode.Coupled(), nanode.Reversal())
+    fast = nanode.ODEBlock(field, 6, nanode.Coupled(), nanode.Reversal(), compile=True)
+    x = torch.randn(4, 8, 9, 9, device="cuda")
+    found = []
+    for block in (plain, fast):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = block(x)
+        assert y.dtype == torch.float32
+        cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).cuda()
+        found.append(torch.autograd.grad(y, list(block.parameters()), cotangent))
+    # Two ways to round to eight bits.
+    close(found[1], found[0], 5e-2)

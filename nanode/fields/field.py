@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from nanode.fields.swap import Lender
 from nanode.stages import Side, Stage, Stages
@@ -112,9 +114,14 @@ class Callback(ConstantField):
         super().__init__(module)
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
-        """The callable at (t, x)."""
+        """The callable at (t, x), t a tensor as torchdiffeq gives it."""
+        t = stage.time
+        if not isinstance(t, Tensor):
+            like = next(part for part in tree_leaves(x) if isinstance(part, Tensor))
+            # Filled on the device: a copy from the host would make a GPU wait.
+            t = torch.full((), t, dtype=like.dtype.to_real(), device=like.device)
         with self._lender.lend(weights, stage):
-            return self.module(stage.time, x, *conditioning)
+            return self.module(t, x, *conditioning)
 
 
 class _Function(nn.Module):

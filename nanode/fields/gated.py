@@ -34,6 +34,12 @@ class Gated(Field):
         super().__init__()
         if not fields:
             raise ValueError("Gated needs at least one field, got none")
+        for member in fields:
+            if not isinstance(member, nn.Module):
+                raise ValueError(
+                    f"Gated mixes fields and modules, got {type(member).__name__}; wrap a function "
+                    "as nanode.Callback(f)"
+                )
         members = [f if isinstance(f, Field) else Autonomous(f) for f in fields]
         intervals = {member.interval for member in members if member.interval is not None}
         if basis is None:

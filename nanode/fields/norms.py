@@ -7,6 +7,7 @@ and only the first pass through it updates the set.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanode.fields.swap import StageAware
+from nanode.stages import Stage
 
 
 class BatchNorm(StageAware):
@@ -76,6 +78,8 @@ class BatchNorm(StageAware):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised x."""
         stage = self.stage
+        if stage is not None and isinstance(stage.index, Tensor):
+            return self._compiled(x, stage, stage.index)
         mean = var = None
         if stage is not None and stage.index >= 0:
             if stage.index >= len(self.running_mean):
@@ -96,13 +100,83 @@ class BatchNorm(StageAware):
             x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
 
+    def _compiled(self, x: Tensor, stage: Stage, index: Tensor) -> Tensor:
+        """The same with the evaluation's number as a tensor, so that one graph serves all."""
+        if not self.training:
+            mean = self.running_mean.index_select(0, index[None])[0]
+            var = self.running_var.index_select(0, index[None])[0]
+            scale = torch.rsqrt(var + self.eps)
+            scale = scale if self.weight is None else scale * self.weight
+            shift = -mean * scale if self.bias is None else self.bias - mean * scale
+            return (x * _along(scale, x) + _along(shift, x)).to(x.dtype)
+        notes = stage.notes if stage.notes is not None else []
+        if stage.record:
+            with torch.no_grad():
+                axes = [axis for axis in range(x.ndim) if axis != 1]
+                var, mean = torch.var_mean(_wide(x), dim=axes, correction=0)
+                self._update(index, mean, var, x.numel() // x.shape[1])
+                notes += [mean, torch.rsqrt(var + self.eps)]
+                mean, rstd = notes[-2:]
+        else:
+            mean, rstd = notes.pop(0), notes.pop(0)
+        weight = torch.ones_like(mean) if self.weight is None else self.weight
+        bias = torch.zeros_like(mean) if self.bias is None else self.bias
+        normalised: Tensor = _Normalised.apply(x, weight, bias, mean, rstd)
+        return normalised
+
+    def _update(self, index: Tensor, mean: Tensor, var: Tensor, count: int) -> None:
+        """Move the running statistics of one evaluation towards the batch's."""
+        unbiased = var * (count / max(count - 1, 1))
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            row = running.index_select(0, index[None])
+            moved = torch.lerp(row, value[None].to(row.dtype), self.momentum)
+            running.index_copy_(0, index[None], moved)
+
     def extra_repr(self) -> str:
         """Features and evaluations."""
         return f"{self.features}, evaluations={len(self.running_mean)}"
 
 
+class _Normalised(torch.autograd.Function):
+    """Batch norm by statistics found earlier, differentiated as functions of x all the same."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+        scale = rstd * weight
+        return (x * _along(scale, x) + _along(bias - mean * scale, x)).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        x, weight, _, mean, rstd = inputs
+        ctx.save_for_backward(x, weight, mean, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        count = x.numel() // x.shape[1]
+        centred = (x - _along(mean, x)) * _along(rstd, x)
+        g = _wide(grad)
+        in_bias, in_weight = g.sum(axes), (g * centred).sum(axes)
+        flat = g - _along(in_bias / count, x) - centred * _along(in_weight / count, x)
+        in_x = _along(weight * rstd, x) * flat
+        return in_x.to(x.dtype), in_weight.to(weight.dtype), in_bias.to(weight.dtype), None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in at least single precision, to sum over it."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _along(values: Tensor, x: Tensor) -> Tensor:
+    """Values per feature, shaped to spread over x."""
+    return values.view(1, -1, *[1] * (x.ndim - 2))
+
+
 def convert_norms(module: nn.Module) -> nn.Module:
-    """Replace every ``nn.BatchNorm`` in a module by ``nanode.BatchNorm``, affine values kept.
+    """Replace every ``nn.BatchNorm`` that keeps statistics by ``nanode.BatchNorm``, affine kept.
 
     >>> import nanode
     >>> nanode.convert_norms(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))[0]
@@ -115,7 +189,8 @@ def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
     """The module with every norm replaced, a norm used twice by one replacement."""
     if module in done:
         return done[module]
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    if isinstance(module, kinds) and module.track_running_stats:
         if module.momentum is None:
             raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
         norm = BatchNorm(module.num_features, module.eps, module.momentum, module.affine)

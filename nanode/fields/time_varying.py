@@ -83,7 +83,7 @@ class TimeVarying(Field):
             if start != "untied":
                 raise ValueError(f'start must be a Start or "untied", got {start!r}')
             start = Untied(partial(_fresh, module))
-        motions = _motions(parameters, basis if basis is not None else weights, overrides or {})
+        motions = _motions(_names(module), basis if basis is not None else weights, overrides or {})
         parts: list[Trajectory] = []
         for motion, names in _grouped(motions):
             chosen = {name: parameters[name] for name in names}
@@ -115,20 +115,29 @@ class TimeVarying(Field):
             return self.module(x, *conditioning)
 
 
+def _names(module: nn.Module) -> dict[str, str]:
+    """Every name of every parameter, to the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+
+
 def _motions(
-    parameters: Mapping[str, Tensor], default: Motion, overrides: Mapping[str, Motion]
+    names: Mapping[str, str], default: Motion, overrides: Mapping[str, Motion]
 ) -> dict[str, Motion]:
-    """How each parameter moves."""
-    motions: dict[str, Motion] = dict.fromkeys(parameters, default)
+    """How each parameter moves; a shared one goes by any of its names."""
+    motions: dict[str, Motion] = dict.fromkeys(names.values(), default)
     for pattern, motion in overrides.items():
         hits = [
-            name
-            for name in parameters
+            first
+            for name, first in names.items()
             if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
         ]
         if not hits:
             raise ValueError(
-                f"the override {pattern!r} names no parameter; there are: {', '.join(parameters)}"
+                f"the override {pattern!r} names no parameter; there are: {', '.join(names)}"
             )
         if not (motion is None or callable(motion)):
             raise ValueError(

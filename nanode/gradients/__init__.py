@@ -3,6 +3,7 @@
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import Backsolve
 from nanode.gradients.checkpointed import Checkpointed
+from nanode.gradients.compiled import Compiled
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import Evaluations, Plan, Problem
 from nanode.gradients.reversal import Reversal
@@ -11,6 +12,7 @@ __all__ = [
     "Backprop",
     "Backsolve",
     "Checkpointed",
+    "Compiled",
     "Evaluations",
     "Gradient",
     "Plan",

@@ -50,8 +50,8 @@ class Backsolve(Recomputing):
             )
         if plan.field.jumps:
             warnings.warn(
-                "Backsolve with weights that jump: each bucket's gradient is that of a continuous "
-                "problem that its few steps resolve badly; use gradient=nanode.Checkpointed()",
+                "Backsolve with weights that jump: with few steps in a bucket its gradient is that "
+                "of a problem that they resolve badly; use gradient=nanode.Checkpointed()",
                 stacklevel=4,
             )
         elif plan.stepper.order == 1 and plan.grid.steps < _COARSE:

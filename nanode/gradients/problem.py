@@ -16,6 +16,11 @@ from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
 from nanode.trajectories.trajectory import Named
 
+CHANGED = (
+    "the field changed x in place, which would corrupt the state; make its first operation out of "
+    "place (nn.ReLU() instead of nn.ReLU(inplace=True))"
+)
+
 
 @dataclass
 class Evaluations:
@@ -47,11 +52,15 @@ class Problem:
     structure: TreeSpec
     conditioning: "Conditioning"
     evaluations: Evaluations
+    #: Evaluates in place of the field's own code: compiled, and drawing no random numbers.
+    evaluator: Callable[[Named, Stage, State, tuple[Any, ...]], State] | None = None
 
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
     ) -> State:
         """f at stage i, checked to be a derivative of x."""
+        if self.evaluator is not None:
+            return self.evaluator(weights, stages[i], x, conditioning)
         field = self.plan.field
         return evaluate_checked(field, self.structure, weights, stages[i], x, conditioning)
 
@@ -114,8 +123,9 @@ def evaluate_checked(
     conditioning: tuple[Any, ...],
 ) -> State:
     """f at a stage, checked to be a derivative of x and to have left x alone."""
-    tracing = torch.compiler.is_compiling()
-    versions = [] if tracing else [part._version for part in x]
+    # Neither a tracer nor inference mode keeps versions.
+    watched = not torch.compiler.is_compiling() and not any(part.is_inference() for part in x)
+    versions = [part._version for part in x] if watched else []
     value = field.evaluate(weights, stage, tree_unflatten(x, structure), *conditioning)
     slopes, found = tree_flatten(value)
     if found != structure or any(
@@ -126,11 +136,8 @@ def evaluate_checked(
             f"the field must return dx/dt in the shape of x: expected {_shapes(x, structure)}, "
             f"got {_shapes(slopes, found)}"
         )
-    if not tracing and [part._version for part in x] != versions:
-        raise ValueError(
-            "the field changed x in place, which would corrupt the state; make its first "
-            "operation out of place (nn.ReLU() instead of nn.ReLU(inplace=True))"
-        )
+    if watched and [part._version for part in x] != versions:
+        raise ValueError(CHANGED)
     return tuple(slopes)
 
 

@@ -45,6 +45,8 @@ class Recomputing(Gradient):
         """The states at the wanted grid points."""
         if torch.compiler.is_compiling() and not torch.is_grad_enabled():
             return Backprop().solve(problem, x)  # nothing to recompute: a plain loop can be traced
+        if not torch.compiler.is_compiling():
+            return self._recorded(problem, x)
         recorded: list[State] = torch.compiler.disable(self._recorded)(problem, x)
         return recorded
 
@@ -89,6 +91,7 @@ class _Solve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
+        job.reopen()
         n, m = job.state_size, job.conditioning_size
         saved = ctx.saved_tensors
         total = len(ctx.needs_input_grad) - 1
@@ -117,6 +120,7 @@ class Job:
         self.stages = stages
         own = own_parameters(problem.plan.field)
         self.names = [name for name, p in own.items() if p.requires_grad]
+        self.modes = self._modes()
         self.random: dict[int, list[Tensor]] = {}
         self.device = torch.device("cpu")
         self.autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
@@ -126,18 +130,29 @@ class Job:
         """The plan of the solve."""
         return self.problem.plan
 
+    def _modes(self) -> list[bool]:
+        return [part.training for part in self.problem.plan.field.modules()]
+
+    def reopen(self) -> None:
+        """Before the backward pass: what is evaluated again must be what was evaluated."""
+        if self._modes() != self.modes:
+            raise RuntimeError(
+                "the field was switched between train() and eval() after the forward pass, so its "
+                "evaluations can't be repeated; call backward() first"
+            )
+
     def open(self, x: Sequence[Tensor], conditioning: Sequence[Tensor]) -> None:
         """Before the first evaluation."""
         self.device = x[0].device
         kind = self.device.type
         self.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        self.before = _random_state(self.device)
+        self.before = self._random_state()
         self.fixed = self.problem.conditioning.rebuilt([c.detach() for c in conditioning])
         self.rows = ForwardRows(self.plan.field, self.stages, self.method.chunk)
 
     def drew(self) -> bool:
         """Whether the field drew random numbers so far."""
-        after = _random_state(self.device)
+        after = self._random_state()
         return not all(torch.equal(a, b) for a, b in zip(self.before, after, strict=True))
 
     def close(self) -> None:
@@ -146,9 +161,12 @@ class Job:
             self.random = {}
         del self.before, self.fixed, self.rows
 
+    def _random_state(self) -> list[Tensor]:
+        return [] if self.problem.evaluator is not None else random_state(self.device)
+
     def first(self, i: int, x: State) -> State:
         """f at stage i, in the forward pass."""
-        self.random[i] = _random_state(self.device)
+        self.random[i] = self._random_state()
         self.problem.evaluations.forward += 1
         # Nothing here requires grad, so nothing is recorded; with grad enabled, a result that
         # requires it can only come from a tensor that the field hides.
@@ -373,7 +391,8 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a + b
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
+def random_state(device: torch.device) -> list[Tensor]:
+    """The states of the generators that an evaluation may draw from."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -386,7 +405,7 @@ def _as_drawn(states: list[Tensor] | None, device: torch.device) -> Iterator[Non
     if states is None:
         yield
         return
-    now = _random_state(device)
+    now = random_state(device)
     _set_random_state(states, device)
     try:
         yield

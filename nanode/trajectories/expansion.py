@@ -16,6 +16,7 @@ from nanode.trajectories.trajectory import (
     basis_values,
     full_precision,
     scalar_time,
+    trainable,
 )
 
 
@@ -51,7 +52,7 @@ class Expansion(Trajectory):
             {
                 name: nn.Parameter(
                     coefficients[name].reshape(basis.size, value.numel()).to(value),
-                    requires_grad=value.requires_grad,
+                    requires_grad=trainable(value),
                 )
                 for name, value in parameters.items()
             }

@@ -17,6 +17,7 @@ from nanode.trajectories.trajectory import (
     Tree,
     full_precision,
     scalar_time,
+    trainable,
 )
 
 #: Activations of Ψ held at once, in numbers.
@@ -67,7 +68,7 @@ class Hypernetwork(Trajectory):
             flat = value.detach().reshape(1, value.numel())
             others = torch.randn(embedding - 1, flat.shape[1]).to(flat)
             first = flat if residual else torch.randn_like(flat)
-            vectors[name] = nn.Parameter(torch.cat([first, others]), value.requires_grad)
+            vectors[name] = nn.Parameter(torch.cat([first, others]), trainable(value))
         self.embeddings = Tree(vectors)
         # Outputs of the bare network are brought to each parameter's own mean and spread.
         like = next(iter(parameters.values()))

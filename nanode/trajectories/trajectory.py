@@ -70,6 +70,11 @@ class Tree(nn.Module):
             yield path, getattr(self.get_submodule(branch), leaf)
 
 
+def trainable(value: Tensor) -> bool:
+    """Whether what replaces a tensor is to be trained: a parameter as before, a bare tensor yes."""
+    return value.requires_grad or not isinstance(value, nn.Parameter)
+
+
 def scalar_time(t: float | Tensor) -> Tensor:
     """t as a tensor without axes; a Python number is kept in double precision."""
     if isinstance(t, Tensor):
@@ -97,15 +102,21 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     Values are computed in float64 on the host: on a long grid single precision would lose the high
     frequencies, and a device copy a solve would be a host sync a solve.
     """
+    key, exact = kept_values(basis, stages)
+    there = (*key, like.device, like.dtype)
+    if there not in stages.memo:
+        with torch.inference_mode(False):  # what is kept must serve training too
+            stages.memo[there] = exact.to(device=like.device, dtype=like.dtype)
+    values: Tensor = stages.memo[there]
+    return values
+
+
+def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:
+    """The basis at all stages in float64, kept beside them, and under which key."""
     fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
     key = (id(basis), fingerprint)
     if key not in stages.memo:
         # The basis is kept beside its values: its id can't be given to another meanwhile.
         with torch.inference_mode(False):
             stages.memo[key] = basis, basis.on(stages)
-    there = (*key, like.device, like.dtype)
-    if there not in stages.memo:
-        with torch.inference_mode(False):  # what is kept must serve training too
-            stages.memo[there] = stages.memo[key][1].to(device=like.device, dtype=like.dtype)
-    values: Tensor = stages.memo[there]
-    return values
+    return key, stages.memo[key][1]

@@ -115,3 +115,18 @@ def test_a_field_stays_itself():
 def test_refuses_what_can_not_be_called(thing):
     with pytest.raises(ValueError, match=rf"a Field or a callable.*got {type(thing).__name__}"):
         as_field(thing)
+
+
+def test_a_callable_gets_time_as_a_tensor():
+    """As torchdiffeq calls it: t without axes, in the state's dtype, also on a fixed grid."""
+    seen = []
+
+    def f(t, x):
+        seen.append(t)
+        return torch.sin(t) * x
+
+    x = torch.ones(2, dtype=torch.float64)
+    found = nanode.odeint(f, x, steps=200, solver=nanode.RK4())
+    assert all(t.shape == () and t.dtype == torch.float64 for t in seen)
+    # dx/dt = sin(t) x has x(1) = exp(1 − cos 1); RK4 with h = 1/200 is far below 1e-9.
+    assert torch.allclose(found, torch.exp(1 - torch.cos(torch.ones_like(x))), atol=1e-9)

@@ -2,13 +2,13 @@
 
 import gc
 import math
-import weakref
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import nanode
 from tests.gradients.models import DOUBLE, Net, moving
@@ -116,26 +116,26 @@ def test_conditioning_is_held_once():
 
 
 class Spy:
-    """Watches the tables that a field makes: how long each is, and which are still alive."""
+    """Watches the tables that a field makes: how long each is, and how many rows are alive."""
 
     def __init__(self, field):
-        self.lengths = []
-        self.alive = self.most_alive = 0
-        made = type(field).weights
+        self.lengths, self.made, self.most_alive = [], [], 0
+        weights = type(field).weights
 
-        def weights(stages):
-            result = made(field, stages)
+        def watched(stages):
+            result = weights(field, stages)
             self.lengths.append(len(stages))
+            # Storages, not tensors: a row is a view that keeps the whole table.
             for table in result.moving.values():
-                self.alive += len(stages)
-                self.most_alive = max(self.most_alive, self.alive)
-                weakref.finalize(table, self._gone, len(stages))
+                self.made.append((StorageWeakRef(table.untyped_storage()), len(stages)))
+            self.most_alive = max(self.most_alive, self.alive)
             return result
 
-        field.weights = weights
+        field.weights = watched
 
-    def _gone(self, length):
-        self.alive -= length
+    @property
+    def alive(self):
+        return sum(length for storage, length in self.made if not storage.expired())
 
 
 RECOMPUTING = [

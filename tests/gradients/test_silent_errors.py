@@ -176,3 +176,14 @@ def test_the_modules_own_exception_comes_through(gradient, solver):
         nanode.odeint(field, torch.ones(1, 3), steps=200, solver=solver, gradient=gradient)
     # And the module is as it was: its weights are out again.
     assert field.module.weight is None
+
+
+@pytest.mark.parametrize("gradient", [nanode.Checkpointed(), nanode.Reversal()], ids=repr)
+def test_switching_modes_before_backward_is_an_error(gradient):
+    """Repeated evaluations would take the other branch of dropout or batch norm."""
+    field = nanode.TimeVarying(torch.nn.Linear(3, 3), nanode.Legendre(degree=1))
+    block = nanode.ODEBlock(field, 3, nanode.Coupled(), gradient)
+    y = block(torch.randn(2, 3))
+    block.eval()
+    with pytest.raises(RuntimeError, match=r"train\(\) and eval\(\)"):
+        y.sum().backward()

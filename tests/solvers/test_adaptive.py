@@ -145,7 +145,7 @@ def test_gradients_against_exact_ones(gradient, interval):
     assert (field.trajectory.coefficients.w.grad[:, 0] - in_w).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0)], ids=["forward", "backward"])
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0), (0.25, 0.75), (0.75, 0.25)], ids=str)
 def test_the_adjoint_knows_the_jumps_too(interval):
     block = nanode.ODEBlock(
         jumping(), solver=tight(), gradient=nanode.Backsolve(), interval=interval

@@ -1,0 +1,139 @@
+"""CUDA graphs of a whole solve, forward and backward: one launch each, no Python in between."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nanode.gradients.gradient import Gradient
+from nanode.gradients.problem import Conditioning, Evaluations, Problem, own_parameters
+from nanode.solvers.stepper import State
+
+
+class Captured:
+    """Solves of one shape as two CUDA graphs, made at the first call.
+
+    Inputs are copied into the graphs' own memory and results copied out, so that nobody holds
+    memory that the next replay overwrites; parameters are read where they are. While the backward
+    pass of an earlier call is still to come its states must not be touched: such a call runs the
+    solve itself, as does every call if something in the field can't be captured.
+    """
+
+    def __init__(self, method: Gradient, evaluator: Callable[[], Any]) -> None:
+        self.method, self.evaluator = method, evaluator
+        self.graphs: Graphs | None = None
+        self.refusal: str | None = None
+        self.waiting: Callable[[], Any] = lambda: None
+
+    def __call__(self, problem: Problem, x: State) -> list[State]:
+        """The states at the wanted grid points."""
+        problem.evaluator = self.evaluator()
+        if self.graphs is None and self.refusal is None:
+            try:
+                self.graphs = Graphs(self.method, problem, self.evaluator, x)
+            except RuntimeError as why:
+                self.refusal = str(why)
+                torch.cuda.synchronize()
+        if self.graphs is None or self.waiting() is not None:
+            return self.method.solve(problem, x)
+        token = Token()
+        self.waiting = weakref.ref(token)
+        problem.evaluations.forward += self.graphs.evaluations.forward
+        inputs = (*x, *problem.conditioning.tensors, *self.graphs.parameters)
+        flat = _Replayed.apply(self.graphs, token, problem.evaluations, *inputs)
+        n = len(x)
+        return [tuple(flat[i : i + n]) for i in range(0, len(flat), n)]
+
+
+class Token:
+    """Lives as long as a backward pass may still come."""
+
+
+class Graphs:
+    """The two graphs, their memory, and what they count."""
+
+    def __init__(
+        self, method: Gradient, problem: Problem, evaluator: Callable[[], Any], x: State
+    ) -> None:
+        field = problem.plan.field
+        buffers = [(buffer, buffer.clone()) for buffer in field.buffers()]
+        self.parameters = [p for p in own_parameters(field).values() if p.requires_grad]
+        self.x = [_static(part) for part in x]
+        self.conditioning = [_static(part) for part in problem.conditioning.tensors]
+        given = problem.conditioning.rebuilt(self.conditioning)
+        self.evaluations = Evaluations()
+        self.inputs = [*self.x, *self.conditioning, *self.parameters]
+        self.live = [tensor for tensor in self.inputs if tensor.requires_grad]
+
+        def solve() -> list[Tensor]:
+            self.evaluations.forward = self.evaluations.backward = 0
+            own = Problem(
+                problem.plan, problem.structure, Conditioning(given), self.evaluations, evaluator()
+            )
+            return [part for state in method.solve(own, tuple(self.x)) for part in state]
+
+        # Whatever is made at first use (compiled code, handles, tables) must not be captured.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                outputs = solve()
+                self.grads_out = [torch.randn_like(part) for part in outputs]
+                torch.autograd.grad(outputs, self.live, self.grads_out, allow_unused=True)
+            del outputs
+        torch.cuda.current_stream().wait_stream(side)
+        pool = torch.cuda.graph_pool_handle()
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward, pool=pool):
+            outputs = solve()
+        with torch.cuda.graph(self.backward, pool=pool):
+            self.grads_in = torch.autograd.grad(
+                outputs, self.live, self.grads_out, allow_unused=True
+            )
+        self.outputs = [part.detach() for part in outputs]
+        with torch.no_grad():
+            for buffer, before in buffers:  # trials have moved statistics; only passes may
+                buffer.copy_(before)
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, graphs: Graphs, token: Token, evaluations: Evaluations, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.graphs, ctx.token, ctx.evaluations = graphs, token, evaluations
+        own = [*graphs.x, *graphs.conditioning]
+        for static, given in zip(own, inputs, strict=False):
+            static.data.copy_(given)
+        graphs.forward.replay()
+        return tuple(part.clone() for part in graphs.outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        graphs: Graphs = ctx.graphs
+        if ctx.token is None:
+            raise RuntimeError(
+                "a second backward pass through a captured solve, whose memory may have been "
+                "reused since the first; use compile=False with retain_graph=True"
+            )
+        for static, given in zip(graphs.grads_out, grads, strict=True):
+            static.copy_(given)
+        graphs.backward.replay()
+        ctx.token = None
+        ctx.evaluations.backward += graphs.evaluations.backward
+        return (None, None, None, *_cloned(graphs))
+
+
+def _cloned(graphs: Graphs) -> Sequence[Tensor | None]:
+    """The gradients of all inputs, out of the graphs' memory."""
+    supply = iter(graphs.grads_in)
+    found = [next(supply) if tensor.requires_grad else None for tensor in graphs.inputs]
+    return [None if grad is None else grad.clone() for grad in found]
+
+
+def _static(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -1,0 +1,174 @@
+"""The fast path: the field compiled once for all stages, the whole solve captured on a GPU.
+
+The same methods as ever, with two things under them. Evaluations go through one compiled graph and
+its compiled derivative: a stage's number and time are tensors there, so that every stage can share
+it, and what a batch norm measured is noted (a few numbers per feature), so that an evaluation that
+is repeated need not reduce over the batch again. On a GPU the solve and its backward pass are
+captured as CUDA graphs (``capture.py``).
+
+Note *why not torch.func*: one graph for "undo a step and differentiate it" through
+``torch.func.vjp`` would save passes over the state. But traced by ``torch.compile`` it ignores the
+backward of a custom ``autograd.Function`` and differentiates its forward instead, without a word
+(torch 2.11 and 2.13): wrong gradients for any field that contains one.
+"""
+
+import types
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec
+
+from nanode.fields.field import Field
+from nanode.gradients.backprop import Backprop
+from nanode.gradients.capture import Captured
+from nanode.gradients.gradient import Gradient
+from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
+from nanode.gradients.recompute import random_state
+from nanode.solvers.stepper import State
+from nanode.stages import Stage
+from nanode.trajectories.trajectory import Named
+
+#: Tables know which step a stage belongs to; a compiled evaluation has no use for it.
+_NOWHERE = Fraction(0)
+
+
+class Compiled(Gradient):
+    """Another gradient method with the field compiled; results differ by rounding only.
+
+    Fields that draw random numbers run as they are under methods that must draw them again, and
+    uncaptured under the others.
+    """
+
+    def __init__(self, method: Gradient, capture: bool = True) -> None:
+        self.method, self.capture = method, capture
+        self._functions: dict[TreeSpec, Callable[..., Any]] = {}
+        self._solves: dict[Any, Captured] = {}
+        self._draws: dict[Any, bool] = {}
+        self._places: dict[Any, Tensor] = {}
+
+    def check(self, plan: Plan) -> None:
+        """What the method itself refuses."""
+        self.method.check(plan)
+
+    def solve(self, problem: Problem, x: State) -> list[State]:
+        """The states at the wanted grid points."""
+        if torch.compiler.is_compiling():
+            return self.method.solve(problem, x)
+        draws = self._random(problem, x)
+        if draws and not isinstance(self.method, Backprop):
+            return self.method.solve(problem, x)
+        function = self._functions.get(problem.structure)
+        if function is None:
+            function = _compiled(problem.plan.field, problem.structure)
+            self._functions[problem.structure] = function
+        if draws or not (self.capture and x[0].is_cuda and torch.is_grad_enabled()):
+            problem.evaluator = Evaluator(function, x[0], self._places)
+            return self.method.solve(problem, x)
+        key = self._key(problem, x)
+        if key not in self._solves:
+            places = self._places
+            self._solves[key] = Captured(self.method, lambda: Evaluator(function, x[0], places))
+        return self._solves[key](problem, x)
+
+    def _random(self, problem: Problem, x: State) -> bool:
+        """Whether the field draws random numbers, by trying it once in each mode."""
+        field = problem.plan.field
+        modes = tuple(part.training for part in field.modules())
+        if not any(modes):
+            return False
+        if modes not in self._draws:
+            before = random_state(x[0].device)
+            weights = field.weights_at(problem.plan.stages[0].time)
+            given = problem.conditioning.rebuilt(problem.conditioning.tensors)
+            with torch.no_grad():
+                stage = Stage.alone(problem.plan.stages[0].time)
+                evaluate_checked(field, problem.structure, weights, stage, x, given)
+            after = random_state(x[0].device)
+            pairs = zip(before, after, strict=True)
+            self._draws[modes] = not all(torch.equal(a, b) for a, b in pairs)
+        return self._draws[modes]
+
+    def _key(self, problem: Problem, x: State) -> Any:
+        """All that a capture is specialised to."""
+        field, kind = problem.plan.field, x[0].device.type
+        inputs = [*x, *problem.conditioning.tensors]
+        held = [*field.parameters(), *field.buffers()]
+        return (
+            id(problem.plan),
+            problem.structure,
+            problem.conditioning.structure,
+            tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
+            tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
+            tuple(part.training for part in field.modules()),
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+        )
+
+    def __repr__(self) -> str:
+        return f"Compiled({self.method!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Compiled functions and graphs belong to one field on one device: copies start anew.
+        return Compiled, (self.method, self.capture)
+
+
+class Evaluator:
+    """The evaluations of one solve through a compiled function, and the notes of its norms."""
+
+    def __init__(
+        self, function: Callable[..., Any], like: Tensor, places: dict[Any, Tensor]
+    ) -> None:
+        self.function, self.device, self.dtype = function, like.device, like.dtype.to_real()
+        self.places = places
+        self.notes: dict[int | Tensor, list[Tensor]] = {}
+
+    def __call__(
+        self, weights: Named, stage: Stage, x: State, conditioning: tuple[Any, ...]
+    ) -> State:
+        """f at a stage."""
+        notes = [] if stage.record else self.notes.get(stage.index, [])
+        number = self._tensor(stage.index, torch.int64)
+        time = self._tensor(stage.time, self.dtype)
+        versions = [part._version for part in x]
+        slopes, taken = self.function(
+            weights, number, time, x, conditioning, stage.record, tuple(notes)
+        )
+        if [part._version for part in x] != versions:
+            raise ValueError(CHANGED)
+        if stage.record:
+            self.notes[stage.index] = taken
+        result: State = slopes
+        return result
+
+    def _tensor(self, value: Any, dtype: torch.dtype) -> Tensor:
+        key = (value, dtype, self.device)
+        if key not in self.places:
+            self.places[key] = torch.tensor(value, dtype=dtype, device=self.device)
+        return self.places[key]
+
+
+def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
+    """The field's evaluation, compiled."""
+
+    def evaluate(
+        weights: Named,
+        number: Tensor,
+        time: Tensor,
+        x: State,
+        conditioning: tuple[Any, ...],
+        record: bool,
+        notes: tuple[Tensor, ...],
+    ) -> tuple[State, list[Tensor]]:
+        taken = list(notes)
+        stage = Stage(number, 0, time, _NOWHERE, "right", record, taken)
+        slopes = evaluate_checked(field, structure, weights, stage, x, conditioning)
+        return slopes, taken if record else []
+
+    # A code object of its own: torch counts recompilations per code object, over all fields.
+    code = evaluate.__code__.replace(co_name=f"evaluate_{id(field)}")
+    own = types.FunctionType(code, globals(), "evaluate", None, evaluate.__closure__)
+    compiled: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False)
+    return compiled

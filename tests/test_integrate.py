@@ -1,0 +1,441 @@
+"""odeint: what goes in, what comes out, what is refused."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+
+DOUBLE = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_a_fixed_seed():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def decay(t, x):
+    return -x
+
+
+def euler(steps, h, rate=-1.0):
+    """What Euler makes of dx/dt = rate · x from 1."""
+    return (1 + rate * h) ** steps
+
+
+ONE = torch.ones(1, dtype=DOUBLE)
+
+
+# ---- states at the end, or at wanted times
+
+
+def test_the_end_of_the_interval():
+    assert abs(float(nanode.odeint(decay, ONE, steps=10)) - euler(10, 0.1)) < 1e-15
+    got = nanode.odeint(decay, ONE, steps=10, interval=(1.0, 3.0))
+    assert abs(float(got) - euler(10, 0.2)) < 1e-15
+    got = nanode.odeint(decay, ONE, steps=10, interval=(3.0, 1.0))
+    assert abs(float(got) - euler(10, -0.2)) < 1e-13  # of size 6
+
+
+def test_scale_multiplies_the_slope():
+    got = nanode.odeint(decay, ONE, steps=10, scale=3.0)
+    assert abs(float(got) - euler(10, 0.3)) < 1e-15
+
+
+def test_wanted_times_get_a_leading_axis():
+    got = nanode.odeint(decay, torch.ones(2, 3, dtype=DOUBLE), steps=10, at=[0.0, 0.3, 1.0])
+    assert got.shape == (3, 2, 3)
+    for k, state in zip((0, 3, 10), got, strict=True):
+        assert (state - euler(k, 0.1)).abs().max() < 1e-15
+
+
+def test_the_times_alone_are_a_grid():
+    times = [0.0, 0.5, 0.7, 2.0]
+    got = nanode.odeint(decay, ONE, at=times)
+    expected = [1.0, 0.5, 0.5 * 0.8, 0.5 * 0.8 * (1 - 1.3)]
+    assert (got[:, 0] - torch.tensor(expected, dtype=DOUBLE)).abs().max() < 1e-15
+    assert torch.equal(nanode.odeint(decay, ONE, at=torch.tensor(times, dtype=DOUBLE)), got)
+
+
+def test_wanted_times_backwards_and_within():
+    got = nanode.odeint(decay, ONE, steps=10, interval=(1.0, 0.0), at=[0.7, 0.2])
+    for k, state in zip((3, 8), got, strict=True):
+        assert abs(float(state) - euler(k, -0.1)) < 1e-14
+
+
+def test_aligned_puts_wanted_times_on_the_grid():
+    got = nanode.odeint(decay, ONE, steps=nanode.Aligned(2), interval=(0.0, 1.0), at=[0.3, 1.0])
+    # Steps no wider than 1/2: one to 0.3, two of 0.35 after it.
+    expected = torch.tensor([[0.7], [0.7 * 0.65**2]], dtype=DOUBLE)
+    assert (got - expected).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3), (2, 3, 4, 5)])
+def test_any_shape(shape):
+    x = torch.randn(shape, dtype=DOUBLE)
+    got = nanode.odeint(decay, x, steps=4, solver=nanode.RK4())
+    assert got.shape == shape
+    assert torch.allclose(got, x * math.exp(-1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"),
+    [
+        (nanode.Backprop(), nanode.RK4()),
+        (nanode.Checkpointed(), nanode.RK4()),
+        (nanode.Reversal(), nanode.Coupled(nanode.RK4())),
+        (nanode.Backsolve(), nanode.RK4()),
+        (nanode.Backprop(), nanode.Adaptive(rtol=1e-8, atol=1e-8)),
+        (nanode.Backsolve(), nanode.Adaptive(rtol=1e-8, atol=1e-8)),
+    ],
+    ids=repr,
+)
+class TestStructures:
+    """A rotation by a radian, whose state and flow are known whatever they are packed in."""
+
+    def solve(self, field, start, gradient, solver, **settings):
+        steps = None if isinstance(solver, nanode.Adaptive) else 20
+        return nanode.odeint(
+            field, start, steps=steps, gradient=gradient, solver=solver, **settings
+        )
+
+    def test_tuples(self, gradient, solver):
+        x = torch.ones(3, dtype=DOUBLE, requires_grad=True)
+        v = torch.zeros(3, dtype=DOUBLE, requires_grad=True)
+        end = self.solve(lambda t, s: (s[1], -s[0]), (x, v), gradient, solver)
+        assert type(end) is tuple
+        # h⁴ = 6e-6, over 120.
+        assert (end[0] - math.cos(1)).abs().max() < 1e-6
+        assert (end[1] + math.sin(1)).abs().max() < 1e-6
+        (end[0].sum() + 2 * end[1].sum()).backward()
+        # x' = cos x + sin v, v' = -sin x + cos v.
+        assert (x.grad - (math.cos(1) - 2 * math.sin(1))).abs().max() < 1e-6
+        assert (v.grad - (math.sin(1) + 2 * math.cos(1))).abs().max() < 1e-6
+
+    def test_dicts_of_several_shapes(self, gradient, solver):
+        start = {"a": torch.ones(3, dtype=DOUBLE), "b": torch.ones(2, 2, dtype=DOUBLE)}
+        end = self.solve(
+            lambda t, s: {"a": -s["a"], "b": -2 * s["b"]}, start, gradient, solver, at=[0.0, 1.0]
+        )
+        assert list(end) == ["a", "b"]
+        assert end["a"].shape == (2, 3)
+        assert end["b"].shape == (2, 2, 2)
+        assert (end["a"][1] - math.exp(-1)).abs().max() < 1e-6
+        assert (end["b"][1] - math.exp(-2)).abs().max() < 1e-5
+
+    def test_nested(self, gradient, solver):
+        start = {"a": (ONE, [2 * ONE])}
+        end = self.solve(lambda t, s: {"a": (-s["a"][0], [-s["a"][1][0]])}, start, gradient, solver)
+        assert abs(float(end["a"][1][0]) - 2 * math.exp(-1)) < 1e-6
+
+    def test_conditioning_is_passed_through(self, gradient, solver):
+        rate = torch.tensor(-1.0, dtype=DOUBLE, requires_grad=True)
+
+        def field(t, x, options, factor):
+            assert options["name"] == "rate"
+            return options["value"] * factor * x
+
+        end = self.solve(
+            field, ONE, gradient, solver, conditioning=({"name": "rate", "value": rate}, 2)
+        )
+        assert abs(float(end.detach()) - math.exp(-2)) < 1e-5
+        end.sum().backward()
+        assert abs(float(rate.grad) - 2 * math.exp(-2)) < 1e-4
+
+
+def test_output_times_carry_gradients_to_the_start():
+    x = torch.ones(1, dtype=DOUBLE, requires_grad=True)
+    for gradient in (nanode.Backprop(), nanode.Checkpointed()):
+        got = nanode.odeint(decay, x, steps=4, at=[0.0, 0.5, 1.0], gradient=gradient)
+        (grad,) = torch.autograd.grad(got.sum(), x)
+        assert abs(float(grad) - (1 + euler(2, 0.25) + euler(4, 0.25))) < 1e-15
+
+
+# ---- precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_the_state_keeps_its_dtype(dtype):
+    assert nanode.odeint(decay, torch.ones(2, dtype=dtype), steps=4).dtype == dtype
+
+
+def test_a_single_precision_state_with_f_in_double():
+    got = nanode.odeint(lambda t, x: -x.double(), torch.ones(2), steps=4)
+    assert got.dtype == torch.float32
+
+
+def test_half_precision_states_are_raised_under_autocast():
+    x = torch.ones(2, dtype=torch.bfloat16)
+    assert nanode.odeint(decay, x, steps=4).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        got = nanode.odeint(decay, x, steps=1000)
+    assert got.dtype == torch.float32
+    # In bf16 steps of 1e-3 would be rounded away: x would stay at 1.
+    assert (got - math.exp(-1)).abs().max() < 1e-3
+
+
+# ---- the field's interval
+
+
+def test_the_fields_interval_is_the_default():
+    class Rate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rate = nn.Parameter(torch.tensor(-1.0, dtype=DOUBLE))
+
+        def forward(self, x):
+            return self.rate * x
+
+    field = nanode.TimeVarying(Rate(), nanode.Chebyshev(2, interval=(1.0, 3.0)))
+    assert abs(float(nanode.odeint(field, ONE, steps=10).detach()) - euler(10, 0.2)) < 1e-15
+    inner = nanode.odeint(field, ONE, steps=10, interval=(2.5, 1.5)).detach()
+    assert abs(float(inner) - euler(10, -0.1)) < 1e-14
+    for outside in ((0.0, 2.0), (2.0, 3.1), (3.1, 2.0)):
+        with pytest.raises(ValueError, match=r"outside the interval \(1.0, 3.0\)"):
+            nanode.odeint(field, ONE, steps=10, interval=outside)
+        with pytest.raises(ValueError, match=r"outside the interval \(1.0, 3.0\)"):
+            nanode.ODEBlock(field, 10, interval=outside)
+
+
+# ---- limits
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)).double()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "steps"),
+    [
+        (nanode.Backprop(), 6),
+        (nanode.Checkpointed(), 6),
+        (nanode.Checkpointed(segments=6, chunk=1), 7),
+    ],
+    ids=str,
+)
+class TestResidualNetworks:
+    """x ← x + f(x): Euler with the step scaled away. Tolerance: one rounding per operation."""
+
+    def test_one_bucket_a_step_is_untied(self, gradient, steps):
+        layers = nn.ModuleList(Layer() for _ in range(steps))
+        field = nanode.TimeVarying(Layer(), nanode.Bucketed(steps))
+        for name, alpha in field.trajectory.coefficients.named_parameters():
+            rows = [dict(layer.named_parameters())[name].flatten() for layer in layers]
+            with torch.no_grad():
+                alpha.copy_(torch.stack(rows))
+        block = nanode.ODEBlock(field, steps, gradient=gradient, scale=steps)
+        x = torch.randn(3, 5, dtype=DOUBLE, requires_grad=True)
+        z = x.detach().clone().requires_grad_()
+
+        y = block(x)
+        h = z
+        for layer in layers:
+            h = h + layer(h)
+        assert (y - h).abs().max() < 1e-12
+
+        weight = torch.randn_like(y)
+        (y * weight).sum().backward()
+        (h * weight).sum().backward()
+        assert (x.grad - z.grad).abs().max() < 1e-12
+        for name, alpha in field.trajectory.coefficients.named_parameters():
+            for k, layer in enumerate(layers):
+                own = dict(layer.named_parameters())[name].grad
+                assert own.abs().max() > 1e-3
+                assert (alpha.grad[k].view_as(own) - own).abs().max() < 1e-12
+
+    @pytest.mark.parametrize("autonomous", [True, False])
+    def test_a_constant_basis_is_tied(self, gradient, steps, autonomous):
+        layer, module = Layer(), Layer()
+        module.load_state_dict(layer.state_dict())
+        if autonomous:
+            field = nanode.Autonomous(module)
+        else:
+            field = nanode.TimeVarying(module, nanode.Constant())
+        block = nanode.ODEBlock(field, steps, gradient=gradient, scale=steps)
+        x = torch.randn(3, 5, dtype=DOUBLE, requires_grad=True)
+        z = x.detach().clone().requires_grad_()
+
+        y = block(x)
+        h = z
+        for _ in range(steps):
+            h = h + layer(h)
+        assert (y - h).abs().max() < 1e-12
+
+        y.square().sum().backward()
+        h.square().sum().backward()
+        # Gradients are of size 100 here.
+        assert (x.grad - z.grad).abs().max() < 1e-12 * z.grad.abs().max()
+        for ours, theirs in zip(block.parameters(), layer.parameters(), strict=True):
+            assert (ours.grad.view_as(theirs) - theirs.grad).abs().max() < (
+                1e-12 * theirs.grad.abs().max()
+            )
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.5, 10.0, True, "10"])
+def test_refuses_steps(steps):
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+        nanode.odeint(decay, ONE, steps=steps)
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+        nanode.ODEBlock(decay, steps)
+
+
+@pytest.mark.parametrize("at", [[0.0, 0.5, 0.4], [0.0, 0.5, 0.5, 1.0]], ids=str)
+def test_refuses_times_that_are_not_monotone(at):
+    with pytest.raises(ValueError, match="strictly rising or strictly falling"):
+        nanode.odeint(decay, ONE, at=at)
+    with pytest.raises(ValueError, match="follow the direction of the solve"):
+        nanode.odeint(decay, ONE, at=at, steps=10, interval=(0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "say how many steps: steps=10, or a schedule"),
+        (
+            {"steps": 10, "at": [0.0, 0.25, 1.0]},
+            r"wanted at t = 0.25, .*\(nearest: 0\.[23]\).*Aligned",
+        ),
+        ({"steps": 10, "interval": (0.0, 1.0), "at": [1.5]}, r"wanted at t = 1.5.*nearest: 1\)"),
+        ({"steps": 10, "interval": (0.0, 1.0), "at": [0.5, 0.2]}, "follow the direction"),
+        ({"steps": 10, "at": []}, "at must hold finite times, at least one"),
+        ({"steps": 10, "interval": (0.0, 1.0), "at": [math.nan]}, "at must hold finite times"),
+        ({"steps": 10, "interval": (0.0, 0.0)}, "two different finite times"),
+        ({"steps": 10, "interval": (0.0, math.inf)}, "two different finite times"),
+        ({"steps": 10, "interval": (math.nan, 1.0)}, "two different finite times"),
+        ({"steps": 10, "scale": math.inf}, "scale must be a finite number"),
+        ({"steps": 10, "solver": "euler"}, "solver must be a stepper such as nanode.Euler"),
+        ({"steps": 10, "solver": nanode.Adaptive()}, "chooses its own steps; leave steps= out"),
+        ({"steps": nanode.Given([0.0, 0.5])}, "run from 0.0 to 0.5, but the solve from 0.0 to 1.0"),
+    ],
+    ids=str,
+)
+def test_refuses_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        nanode.odeint(decay, ONE, **settings)
+    with pytest.raises(ValueError, match=message):
+        nanode.ODEBlock(decay, settings.pop("steps", None), **settings)
+
+
+def test_unknown_keywords_are_not_swallowed():
+    with pytest.raises(TypeError, match="method"):
+        nanode.odeint(decay, ONE, steps=10, method="euler")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"at": torch.tensor([0.0, 1.0], requires_grad=True)}, r"times require grad.*Adaptive\(\)"),
+        ({"interval": (torch.tensor(0.0, requires_grad=True), 1.0)}, "interval requires grad"),
+        ({"scale": torch.tensor(2.0, requires_grad=True)}, "scale must be a finite number"),
+    ],
+    ids=["at", "interval", "scale"],
+)
+def test_nothing_is_detached_in_silence(settings, message):
+    with pytest.raises(ValueError, match=message):
+        nanode.odeint(decay, ONE, steps=4, **settings)
+    with pytest.raises(ValueError, match=message):
+        nanode.ODEBlock(decay, 4, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+def test_refuses_integer_states(dtype):
+    with pytest.raises(ValueError, match=f"state must be floating point, got {dtype}"):
+        nanode.odeint(decay, torch.ones(2, dtype=dtype), steps=4)
+
+
+@pytest.mark.parametrize("x", [1.0, None, "x", (ONE, 2.0), (), {}], ids=repr)
+def test_refuses_states_that_are_no_tensors(x):
+    with pytest.raises(
+        ValueError, match="the state must be a tensor, or a tuple or dict of tensors"
+    ):
+        nanode.odeint(decay, x, steps=4)
+
+
+def test_refuses_fields_that_are_none():
+    with pytest.raises(ValueError, match="expected a Field or a callable"):
+        nanode.odeint(3, ONE, steps=4)
+
+
+@pytest.mark.parametrize(
+    "gradient", [nanode.Backprop(), nanode.Checkpointed(), nanode.Reversal()], ids=repr
+)
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (lambda t, x: x[:1], r"expected \(2, 3\), got \(1, 3\)"),
+        (lambda t, x: x.sum(), r"expected \(2, 3\), got \(\)"),
+        (lambda t, x: (x, x), r"expected \(2, 3\), got \(\(2, 3\), \(2, 3\)\)"),
+        (lambda t, x: None, r"expected \(2, 3\), got NoneType"),
+        (lambda t, x: 1.0, r"expected \(2, 3\), got float"),
+    ],
+    ids=["rows", "scalar", "tuple", "None", "number"],
+)
+def test_refuses_slopes_of_another_shape(field, message, gradient):
+    with pytest.raises(ValueError, match=message):
+        nanode.odeint(field, torch.ones(2, 3), steps=4, solver=nanode.Leapfrog(), gradient=gradient)
+
+
+def test_names_the_keys_where_they_differ():
+    with pytest.raises(ValueError, match=r"expected \{'x': \(1,\)\}, got \{'y': \(1,\)\}"):
+        nanode.odeint(lambda t, s: {"y": s["x"]}, {"x": ONE}, steps=4)
+
+
+def test_refuses_mixed_devices():
+    with pytest.raises(ValueError, match=r"one device, got \['cpu', 'meta'\].*\.to\(device\)"):
+        nanode.odeint(nanode.Autonomous(nn.Linear(3, 3)), torch.ones(2, 3, device="meta"), steps=4)
+    with pytest.raises(ValueError, match=r"one device, got \['cpu', 'meta'\]"):
+        nanode.odeint(decay, (torch.ones(2), torch.ones(2, device="meta")), steps=4)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"),
+    [
+        (nanode.Backprop(), nanode.Euler()),
+        (nanode.Checkpointed(), nanode.Midpoint()),
+        (nanode.Reversal(), nanode.Leapfrog()),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_check_finite_names_the_first_bad_step(gradient, solver, bad):
+    def field(t, x):
+        return x * (bad if 0.5 < t < 0.7 else 1.0)
+
+    x = torch.ones(2, dtype=DOUBLE)
+    settings = {"steps": 10, "solver": solver, "gradient": gradient}
+    first = 6 if isinstance(solver, nanode.Euler) else 5  # t = 0.6 first, or its middle 0.55
+    message = rf"not finite after step {first} of 10, from t = 0.{first} to t = 0.{first + 1}"
+    with pytest.raises(ValueError, match=message):
+        nanode.odeint(field, x, **settings, check_finite=True)
+    assert not nanode.odeint(field, x, **settings).isfinite().any()
+
+
+def test_check_finite_looks_at_every_tensor_of_the_state():
+    def field(t, state):
+        return state[0], state[1] * (math.nan if t > 0.5 else 1.0)
+
+    with pytest.raises(ValueError, match="after step 3 of 4"):
+        nanode.odeint(field, (ONE, ONE), steps=4, check_finite=True)
+
+
+def test_warnings_point_at_the_caller():
+    field = nanode.TimeVarying(nn.Linear(1, 1), nanode.Bucketed(3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nanode.odeint(field, torch.ones(1, 1), steps=4, solver=nanode.Heun())
+    assert [warning.filename for warning in caught] == [__file__]
