@@ -26,8 +26,7 @@ class Stage:
     exactly on ``time``. ``record`` is false when an evaluation is repeated for the backward pass:
     norms then leave their statistics alone.
 
-    In a compiled solve one stage stands for all: ``index`` and ``time`` are tensors there, and
-    ``notes`` holds what norms measured, for the evaluation that repeats this one.
+    In a compiled solve one stage stands for all: ``index`` and ``time`` are tensors there.
     """
 
     index: int | Tensor
@@ -36,7 +35,6 @@ class Stage:
     start: Fraction
     side: Side = "right"
     record: bool = True
-    notes: list[Tensor] | None = None
 
     @classmethod
     def alone(cls, t: float | Tensor, side: Side = "right") -> "Stage":

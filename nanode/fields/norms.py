@@ -7,7 +7,6 @@ and only the first pass through it updates the set.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -109,20 +108,13 @@ class BatchNorm(StageAware):
             scale = scale if self.weight is None else scale * self.weight
             shift = -mean * scale if self.bias is None else self.bias - mean * scale
             return (x * _along(scale, x) + _along(shift, x)).to(x.dtype)
-        notes = stage.notes if stage.notes is not None else []
         if stage.record:
             with torch.no_grad():
                 axes = [axis for axis in range(x.ndim) if axis != 1]
                 var, mean = torch.var_mean(_wide(x), dim=axes, correction=0)
                 self._update(index, mean, var, x.numel() // x.shape[1])
-                notes += [mean, torch.rsqrt(var + self.eps)]
-                mean, rstd = notes[-2:]
-        else:
-            mean, rstd = notes.pop(0), notes.pop(0)
-        weight = torch.ones_like(mean) if self.weight is None else self.weight
-        bias = torch.zeros_like(mean) if self.bias is None else self.bias
-        normalised: Tensor = _Normalised.apply(x, weight, bias, mean, rstd)
-        return normalised
+        # The compiler merges these statistics with the ones above.
+        return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
     def _update(self, index: Tensor, mean: Tensor, var: Tensor, count: int) -> None:
         """Move the running statistics of one evaluation towards the batch's."""
@@ -135,34 +127,6 @@ class BatchNorm(StageAware):
     def extra_repr(self) -> str:
         """Features and evaluations."""
         return f"{self.features}, evaluations={len(self.running_mean)}"
-
-
-class _Normalised(torch.autograd.Function):
-    """Batch norm by statistics found earlier, differentiated as functions of x all the same."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-        scale = rstd * weight
-        return (x * _along(scale, x) + _along(bias - mean * scale, x)).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        x, weight, _, mean, rstd = inputs
-        ctx.save_for_backward(x, weight, mean, rstd)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, rstd = ctx.saved_tensors
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        count = x.numel() // x.shape[1]
-        centred = (x - _along(mean, x)) * _along(rstd, x)
-        g = _wide(grad)
-        in_bias, in_weight = g.sum(axes), (g * centred).sum(axes)
-        flat = g - _along(in_bias / count, x) - centred * _along(in_weight / count, x)
-        in_x = _along(weight * rstd, x) * flat
-        return in_x.to(x.dtype), in_weight.to(weight.dtype), in_bias.to(weight.dtype), None, None
 
 
 def _wide(x: Tensor) -> Tensor:

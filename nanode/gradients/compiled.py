@@ -2,9 +2,7 @@
 
 The same methods as ever, with two things under them. Evaluations go through one compiled graph and
 its compiled derivative: a stage's number and time are tensors there, so that every stage can share
-it, and what a batch norm measured is noted (a few numbers per feature), so that an evaluation that
-is repeated need not reduce over the batch again. On a GPU the solve and its backward pass are
-captured as CUDA graphs (``capture.py``).
+it. On a GPU the solve and its backward pass are captured as CUDA graphs (``capture.py``).
 
 Note *why not torch.func*: one graph for "undo a step and differentiate it" through
 ``torch.func.vjp`` would save passes over the state. But traced by ``torch.compile`` it ignores the
@@ -116,32 +114,25 @@ class Compiled(Gradient):
 
 
 class Evaluator:
-    """The evaluations of one solve through a compiled function, and the notes of its norms."""
+    """The evaluations of a solve through a compiled function."""
 
     def __init__(
         self, function: Callable[..., Any], like: Tensor, places: dict[Any, Tensor]
     ) -> None:
         self.function, self.device, self.dtype = function, like.device, like.dtype.to_real()
         self.places = places
-        self.notes: dict[int | Tensor, list[Tensor]] = {}
 
     def __call__(
         self, weights: Named, stage: Stage, x: State, conditioning: tuple[Any, ...]
     ) -> State:
         """f at a stage."""
-        notes = [] if stage.record else self.notes.get(stage.index, [])
         number = self._tensor(stage.index, torch.int64)
         time = self._tensor(stage.time, self.dtype)
         versions = [part._version for part in x]
-        slopes, taken = self.function(
-            weights, number, time, x, conditioning, stage.record, tuple(notes)
-        )
+        slopes: State = self.function(weights, number, time, x, conditioning, stage.record)
         if [part._version for part in x] != versions:
             raise ValueError(CHANGED)
-        if stage.record:
-            self.notes[stage.index] = taken
-        result: State = slopes
-        return result
+        return slopes
 
     def _tensor(self, value: Any, dtype: torch.dtype) -> Tensor:
         key = (value, dtype, self.device)
@@ -160,12 +151,9 @@ def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
         x: State,
         conditioning: tuple[Any, ...],
         record: bool,
-        notes: tuple[Tensor, ...],
-    ) -> tuple[State, list[Tensor]]:
-        taken = list(notes)
-        stage = Stage(number, 0, time, _NOWHERE, "right", record, taken)
-        slopes = evaluate_checked(field, structure, weights, stage, x, conditioning)
-        return slopes, taken if record else []
+    ) -> State:
+        stage = Stage(number, 0, time, _NOWHERE, "right", record)
+        return evaluate_checked(field, structure, weights, stage, x, conditioning)
 
     # A code object of its own: torch counts recompilations per code object, over all fields.
     code = evaluate.__code__.replace(co_name=f"evaluate_{id(field)}")
