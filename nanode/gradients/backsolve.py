@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from nanode.fields.norms import BatchNorm
+from nanode.gradients.ledger import Ledger
 from nanode.gradients.problem import Plan
-from nanode.gradients.recompute import Job, Ledger, Recomputing, leaves, vjp
+from nanode.gradients.pullback import leaves, vjp
+from nanode.gradients.recompute import Job, Recomputing
 from nanode.solvers.runge_kutta import RungeKutta
 from nanode.solvers.stepper import Carry, State
 

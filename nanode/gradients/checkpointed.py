@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from nanode.bases.basis import checked_count
-from nanode.gradients.recompute import Job, Ledger, Recomputing, flatten, leaves, vjp
+from nanode.gradients.ledger import Ledger
+from nanode.gradients.pullback import flatten, leaves, vjp
+from nanode.gradients.recompute import Job, Recomputing
 from nanode.solvers.stepper import Carry, State
 
 

@@ -24,7 +24,7 @@ from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
-from nanode.gradients.recompute import random_state
+from nanode.gradients.randomness import random_state
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
 from nanode.trajectories.trajectory import Named

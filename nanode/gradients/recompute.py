@@ -8,21 +8,21 @@ parameters at once. States and adjoints of the size of the coefficients never ex
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nanode.bases.basis import checked_count
-from nanode.fields.field import Field, Weights
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
+from nanode.gradients.ledger import ForwardRows, Ledger
 from nanode.gradients.problem import Plan, Problem, own_parameters
-from nanode.solvers.stepper import Carry, State
+from nanode.gradients.randomness import as_drawn, random_state
+from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
 
@@ -84,7 +84,8 @@ class _Solve(torch.autograd.Function):
         job.close()
         ctx.job = job
         ctx.kept_size = len(kept)
-        ctx.save_for_backward(*inputs, *(part for state in kept for part in state))
+        # x is kept only where the method says so.
+        ctx.save_for_backward(*inputs[n:], *(part for state in kept for part in state))
         return tuple(part for state in wanted.values() for part in state)
 
     @staticmethod
@@ -94,12 +95,19 @@ class _Solve(torch.autograd.Function):
         job.reopen()
         n, m = job.state_size, job.conditioning_size
         saved = ctx.saved_tensors
-        total = len(ctx.needs_input_grad) - 1
-        inputs, flat = saved[:total], saved[total:]
+        total = len(ctx.needs_input_grad) - 1 - n
+        conditioning, parameters, flat = saved[:m], saved[m:total], saved[total:]
         kept = [tuple(flat[i * n : (i + 1) * n]) for i in range(ctx.kept_size)]
         points = [k for k in job.problem.plan.wanted if k > 0]
         by_point = {k: tuple(grads[i * n : (i + 1) * n]) for i, k in enumerate(points)}
-        ledger = Ledger(job, inputs[n : n + m], inputs[n + m :])
+        ledger = Ledger(
+            job.plan.field,
+            dict(zip(job.names, parameters, strict=True)),
+            (job.problem.conditioning, conditioning),
+            job.stages,
+            job.method.chunk,
+            job.again,
+        )
         in_x = job.method.backward(job, ledger, kept, by_point)
         return (None, *in_x, *ledger.conditioning_grads(), *ledger.parameter_grads())
 
@@ -176,13 +184,13 @@ class Job:
         return slopes
 
     def again(
-        self, i: int, weights: Named, x: State, conditioning: tuple[Any, ...], stages: Stages
+        self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
     ) -> State:
         """f at stage i once more: same random numbers, same autocast, nothing recorded."""
         self.problem.evaluations.backward += 1
         enabled, dtype = self.autocast
         with (
-            _as_drawn(self.random.get(i), self.device),
+            as_drawn(self.random.get(i), self.device),
             torch.autocast(self.device.type, dtype=dtype, enabled=enabled, cache_enabled=False),
             torch.enable_grad(),
         ):
@@ -198,222 +206,3 @@ def refuse_hidden(slopes: State, method: Gradient) -> None:
             "gradient. Pass it as conditioning, make it a parameter of the field's module, or use "
             "gradient=nanode.Backprop()"
         )
-
-
-class ForwardRows:
-    """Each stage's weights for a pass without gradients, from a table of at most ``chunk`` rows."""
-
-    def __init__(self, field: Field, stages: Stages, chunk: int | None) -> None:
-        self.field, self.stages = field, stages
-        self.size = chunk or len(stages)
-        self.low = -1
-        self.rows: list[Named] = []
-
-    def __getitem__(self, i: int) -> Named:
-        low = i - i % self.size
-        if low != self.low:
-            self.rows = []  # before the next chunk is built, not after
-            with torch.no_grad():
-                weights = self.field.weights(self.stages[low : low + self.size])
-            constant = {name: w.detach() for name, w in weights.constant.items()}
-            self.rows = Weights(weights.moving, constant).rows()
-            if not self.rows:
-                self.rows = [constant] * self.size
-            self.low = low
-        return self.rows[i - low]
-
-
-class Chunk:
-    """The weights of some stages: leaves for the evaluations, and a table for their gradients."""
-
-    def __init__(self, weights: Weights, size: int) -> None:
-        self.tables = weights.moving
-        self.pending = size
-        detached = Weights({name: t.detach() for name, t in self.tables.items()}, {})
-        self.leaves = [
-            {name: _leaf(row, self.tables[name]) for name, row in rows.items()}
-            for rows in detached.rows()
-        ] or [{} for _ in range(size)]
-        # Not zeros: every row is written exactly once.
-        self.grads = {
-            name: torch.empty_like(table, memory_format=torch.contiguous_format)
-            for name, table in self.tables.items()
-            if table.requires_grad
-        }
-
-    def take(self, i: int, grads: Mapping[str, Tensor | None]) -> bool:
-        """Store the gradients of row i; true when the table is full."""
-        for name, table in self.grads.items():
-            grad = grads[name]
-            if grad is None:
-                table[i].zero_()
-            else:
-                table[i].copy_(grad)
-        self.pending -= 1
-        return self.pending == 0
-
-
-class Ledger:
-    """Hands out weights and conditioning as leaves, and collects what flows back to them.
-
-    ``moving(i)`` belongs to stage i alone; ``shared`` (constant weights, conditioning) to all.
-    """
-
-    def __init__(
-        self, job: Job, conditioning: Sequence[Tensor], parameters: Sequence[Tensor]
-    ) -> None:
-        self.job, self.parameters = job, list(parameters)
-        self.chunks: dict[int, Chunk] = {}
-        self.sums: list[Tensor | None] = [None] * len(self.parameters)
-        self.serve(job.stages)
-        field_weights = self._weights(self.stages[:1])
-        self.constant = field_weights.constant
-        self.constant_leaves = {name: _leaf(w, w) for name, w in self.constant.items()}
-        conditioning_leaves = [_leaf(c, c) for c in conditioning]
-        self.conditioning = job.problem.conditioning.rebuilt(conditioning_leaves)
-        self.shared = [*self.constant_leaves.values(), *conditioning_leaves]
-        self.shared_grads: list[Tensor | None] = [None] * len(self.shared)
-
-    def serve(self, stages: Stages) -> None:
-        """Which stages the rows are for; nothing is recorded in them."""
-        self.stages = stages.repeated
-        self.size = self.job.method.chunk or len(stages)
-
-    def moving(self, i: int) -> Named:
-        """The moving weights of stage i, as leaves."""
-        number, place = divmod(i, self.size)
-        if number not in self.chunks:
-            part = self.stages[number * self.size : (number + 1) * self.size]
-            self.chunks[number] = Chunk(self._weights(part), len(part))
-        return self.chunks[number].leaves[place]
-
-    def evaluate(self, i: int, x: State) -> State:
-        """f at stage i with leaves for weights and conditioning."""
-        weights = self.moving(i) | self.constant_leaves
-        return self.job.again(i, weights, x, self.conditioning, self.stages)
-
-    def take(self, i: int, grads: Iterable[Tensor | None]) -> None:
-        """Collect the gradients of ``moving(i)``, once a stage."""
-        number, place = divmod(i, self.size)
-        chunk = self.chunks[number]
-        if chunk.take(place, dict(zip(chunk.leaves[place], grads, strict=True))):
-            del self.chunks[number]
-            self._contract([(chunk.tables[name], grad) for name, grad in chunk.grads.items()])
-
-    def take_shared(self, grads: Iterable[Tensor | None]) -> None:
-        """Add to the gradients of ``shared``."""
-        self.shared_grads = [_sum(a, b) for a, b in zip(self.shared_grads, grads, strict=True)]
-
-    def parameter_grads(self) -> list[Tensor | None]:
-        """The gradients of all parameters, when every stage has been taken."""
-        assert not self.chunks, "a stage was handed out and never came back"
-        pairs = zip(self.constant.values(), self.shared_grads, strict=False)
-        self._contract([(w, g) for w, g in pairs if g is not None and w.requires_grad])
-        return self.sums
-
-    def conditioning_grads(self) -> list[Tensor | None]:
-        """The gradients of all conditioning tensors."""
-        return self.shared_grads[len(self.constant) :]
-
-    def _contract(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        if not pairs or not self.parameters:
-            return
-        outputs, grads = zip(*pairs, strict=True)
-        sums = torch.autograd.grad(outputs, self.parameters, grads, allow_unused=True)
-        self.sums = [_sum(a, b) for a, b in zip(self.sums, sums, strict=True)]
-
-    def _weights(self, stages: Stages) -> Weights:
-        """The field's weights as functions of the parameters that the forward pass had."""
-        field, names = self.job.plan.field, self.job.names
-        own = own_parameters(field)
-        with torch.enable_grad():
-            if all(own.get(n) is p for n, p in zip(names, self.parameters, strict=True)):
-                return field.weights(stages)
-            # The forward pass ran under functional_call, which has ended since.
-            named = {f"field.{n}": p for n, p in zip(names, self.parameters, strict=True)}
-            weights: Weights = torch.func.functional_call(_Weigher(field), named, (stages,))
-            return weights
-
-
-class _Weigher(nn.Module):
-    """``field.weights`` as a module's forward, so that other parameters can be put in its place."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__()
-        self.field = field
-
-    def forward(self, stages: Stages) -> Weights:
-        return self.field.weights(stages)
-
-
-def vjp(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients of ``inputs``, None where nothing flows."""
-    pairs = [
-        (out, grad)
-        for out, grad in zip(outputs, grads, strict=True)
-        if grad is not None and out.requires_grad
-    ]
-    live = [n for n, tensor in enumerate(inputs) if tensor.requires_grad]
-    result: list[Tensor | None] = [None] * len(inputs)
-    if not pairs or not live:
-        return result
-    outs, given = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outs, [inputs[n] for n in live], given, allow_unused=True)
-    for n, grad in zip(live, found, strict=True):
-        result[n] = grad
-    return result
-
-
-def leaves(state: State) -> State:
-    """The state as leaves that require grad."""
-    return tuple(part.detach().requires_grad_() for part in state)
-
-
-def flatten(carry: Carry) -> list[Tensor]:
-    """All tensors of a carry."""
-    return [part for state in carry for part in state]
-
-
-def unflatten(parts: Sequence[Any], size: int) -> tuple[Any, ...]:
-    """The inverse of ``flatten`` for states of ``size`` tensors."""
-    return tuple(tuple(parts[i : i + size]) for i in range(0, len(parts), size))
-
-
-def _leaf(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(like.requires_grad)
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
-
-
-def random_state(device: torch.device) -> list[Tensor]:
-    """The states of the generators that an evaluation may draw from."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
-
-
-@contextmanager
-def _as_drawn(states: list[Tensor] | None, device: torch.device) -> Iterator[None]:
-    """With the random numbers that follow these states, if any were drawn; restored afterwards."""
-    if states is None:
-        yield
-        return
-    now = random_state(device)
-    _set_random_state(states, device)
-    try:
-        yield
-    finally:
-        _set_random_state(now, device)
-
-
-def _set_random_state(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanode.gradients.ledger import Ledger
 from nanode.gradients.problem import Plan
-from nanode.gradients.recompute import Job, Ledger, Recomputing, flatten, leaves, vjp
+from nanode.gradients.pullback import flatten, leaves, vjp
+from nanode.gradients.recompute import Job, Recomputing
 from nanode.solvers.stepper import Carry, Invertible, State
 
 

@@ -1,0 +1,178 @@
+"""The weights and conditioning of a backward pass: handed out as leaves, gradients collected."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanode.fields.field import Field, Weights
+from nanode.gradients.problem import Conditioning, own_parameters
+from nanode.solvers.stepper import State
+from nanode.stages import Stages
+from nanode.trajectories.trajectory import Named
+
+#: f at a stage once more: (stages, index, weights, x, conditioning) to its value.
+Again = Callable[[Stages, int, Named, State, tuple[Any, ...]], State]
+
+
+class ForwardRows:
+    """Each stage's weights for a pass without gradients, from a table of at most ``chunk`` rows."""
+
+    def __init__(self, field: Field, stages: Stages, chunk: int | None) -> None:
+        self.field, self.stages = field, stages
+        self.size = chunk or len(stages)
+        self.low = -1
+        self.rows: list[Named] = []
+
+    def __getitem__(self, i: int) -> Named:
+        low = i - i % self.size
+        if low != self.low:
+            self.rows = []  # before the next chunk is built, not after
+            with torch.no_grad():
+                weights = self.field.weights(self.stages[low : low + self.size])
+            constant = {name: w.detach() for name, w in weights.constant.items()}
+            self.rows = Weights(weights.moving, constant).rows()
+            if not self.rows:
+                self.rows = [constant] * self.size
+            self.low = low
+        return self.rows[i - low]
+
+
+class Chunk:
+    """The weights of some stages: leaves for the evaluations, and a table for their gradients."""
+
+    def __init__(self, weights: Weights, size: int) -> None:
+        self.tables = weights.moving
+        self.pending = size
+        detached = Weights({name: t.detach() for name, t in self.tables.items()}, {})
+        self.leaves = [
+            {name: _leaf(row, self.tables[name]) for name, row in rows.items()}
+            for rows in detached.rows()
+        ] or [{} for _ in range(size)]
+        # Not zeros: every row is written exactly once.
+        self.grads = {
+            name: torch.empty_like(table, memory_format=torch.contiguous_format)
+            for name, table in self.tables.items()
+            if table.requires_grad
+        }
+
+    def take(self, i: int, grads: Mapping[str, Tensor | None]) -> bool:
+        """Store the gradients of row i; true when the table is full."""
+        for name, table in self.grads.items():
+            grad = grads[name]
+            if grad is None:
+                table[i].zero_()
+            else:
+                table[i].copy_(grad)
+        self.pending -= 1
+        return self.pending == 0
+
+
+class Ledger:
+    """Hands out weights and conditioning as leaves, and collects what flows back to them.
+
+    ``moving(i)`` belongs to stage i alone; ``shared`` (constant weights, conditioning) to all.
+    """
+
+    def __init__(
+        self,
+        field: Field,
+        parameters: Named,
+        conditioning: tuple[Conditioning, Sequence[Tensor]],
+        stages: Stages,
+        chunk: int | None,
+        again: Again,
+    ) -> None:
+        self.field, self.parameters, self.chunk, self.again = field, parameters, chunk, again
+        self.chunks: dict[int, Chunk] = {}
+        self.sums: list[Tensor | None] = [None] * len(parameters)
+        self.serve(stages)
+        self.constant = self._weights(self.stages[:1]).constant
+        self.constant_leaves = {name: _leaf(w, w) for name, w in self.constant.items()}
+        structure, tensors = conditioning
+        conditioning_leaves = [_leaf(tensor, tensor) for tensor in tensors]
+        self.conditioning = structure.rebuilt(conditioning_leaves)
+        self.shared = [*self.constant_leaves.values(), *conditioning_leaves]
+        self.shared_grads: list[Tensor | None] = [None] * len(self.shared)
+
+    def serve(self, stages: Stages) -> None:
+        """Which stages the rows are for; nothing is recorded in them."""
+        self.stages = stages.repeated
+        self.size = self.chunk or len(stages)
+
+    def moving(self, i: int) -> Named:
+        """The moving weights of stage i, as leaves."""
+        number, place = divmod(i, self.size)
+        if number not in self.chunks:
+            part = self.stages[number * self.size : (number + 1) * self.size]
+            self.chunks[number] = Chunk(self._weights(part), len(part))
+        return self.chunks[number].leaves[place]
+
+    def evaluate(self, i: int, x: State) -> State:
+        """f at stage i with leaves for weights and conditioning."""
+        weights = self.moving(i) | self.constant_leaves
+        return self.again(self.stages, i, weights, x, self.conditioning)
+
+    def take(self, i: int, grads: Iterable[Tensor | None]) -> None:
+        """Collect the gradients of ``moving(i)``, once a stage."""
+        number, place = divmod(i, self.size)
+        chunk = self.chunks[number]
+        if chunk.take(place, dict(zip(chunk.leaves[place], grads, strict=True))):
+            del self.chunks[number]
+            self._contract([(chunk.tables[name], grad) for name, grad in chunk.grads.items()])
+
+    def take_shared(self, grads: Iterable[Tensor | None]) -> None:
+        """Add to the gradients of ``shared``."""
+        self.shared_grads = [_sum(a, b) for a, b in zip(self.shared_grads, grads, strict=True)]
+
+    def parameter_grads(self) -> list[Tensor | None]:
+        """The gradients of all parameters, when every stage has been taken."""
+        assert not self.chunks, "a stage was handed out and never came back"
+        pairs = zip(self.constant.values(), self.shared_grads, strict=False)
+        self._contract([(w, g) for w, g in pairs if g is not None and w.requires_grad])
+        return self.sums
+
+    def conditioning_grads(self) -> list[Tensor | None]:
+        """The gradients of all conditioning tensors."""
+        return self.shared_grads[len(self.constant) :]
+
+    def _contract(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        if not pairs or not self.parameters:
+            return
+        outputs, grads = zip(*pairs, strict=True)
+        inputs = list(self.parameters.values())
+        sums = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+        self.sums = [_sum(a, b) for a, b in zip(self.sums, sums, strict=True)]
+
+    def _weights(self, stages: Stages) -> Weights:
+        """The field's weights as functions of the parameters that the forward pass had."""
+        own = own_parameters(self.field)
+        with torch.enable_grad():
+            if all(own.get(name) is p for name, p in self.parameters.items()):
+                return self.field.weights(stages)
+            # The forward pass ran under functional_call, which has ended since.
+            named = {f"field.{name}": p for name, p in self.parameters.items()}
+            weights: Weights = torch.func.functional_call(_Weigher(self.field), named, (stages,))
+            return weights
+
+
+class _Weigher(nn.Module):
+    """``field.weights`` as a module's forward, so that other parameters can be put in its place."""
+
+    def __init__(self, field: Field) -> None:
+        super().__init__()
+        self.field = field
+
+    def forward(self, stages: Stages) -> Weights:
+        return self.field.weights(stages)
+
+
+def _leaf(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(like.requires_grad)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
