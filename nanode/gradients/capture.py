@@ -64,15 +64,14 @@ class Graphs:
         self.x = [_static(part) for part in x]
         self.conditioning = [_static(part) for part in problem.conditioning.tensors]
         given = problem.conditioning.rebuilt(self.conditioning)
+        plan, structure = problem.plan, problem.structure
         self.evaluations = Evaluations()
         self.inputs = [*self.x, *self.conditioning, *self.parameters]
         self.live = [tensor for tensor in self.inputs if tensor.requires_grad]
 
         def solve() -> list[Tensor]:
             self.evaluations.forward = self.evaluations.backward = 0
-            own = Problem(
-                problem.plan, problem.structure, Conditioning(given), self.evaluations, evaluator()
-            )
+            own = Problem(plan, structure, Conditioning(given), self.evaluations, evaluator())
             return [part for state in method.solve(own, tuple(self.x)) for part in state]
 
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.

@@ -67,8 +67,8 @@ class Compiled(Gradient):
             return self.method.solve(problem, x)
         key = self._key(problem, x)
         if key not in self._solves:
-            places = self._places
-            self._solves[key] = Captured(self.method, lambda: Evaluator(function, x[0], places))
+            like, places = x[0].new_empty(0), self._places  # not x, which would be kept alive
+            self._solves[key] = Captured(self.method, lambda: Evaluator(function, like, places))
         return self._solves[key](problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
