@@ -1,0 +1,174 @@
+"""The rows of the paper's Table 1, and those it mentions: each a rule that makes a flow's field.
+
+A name ending in ``-D`` takes a number: ``b-nanode-10`` has ten buckets. For polynomials D counts
+coefficients, as in the paper (``chebyshev-4`` has degree 3), for waves the order.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+
+from torch import nn
+
+from nanode.bases import (
+    Basis,
+    Bucketed,
+    Chebyshev,
+    Constant,
+    Legendre,
+    Monomial,
+    RandomFourier,
+    Trigonometric,
+)
+from nanode.bases.basis import checked_count
+from nanode.fields import Autonomous, Field, Gated, TimeAppended, TimeVarying
+from nanode.trajectories import Hypernetwork, TrajectoryFactory
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row is made for: a network of a width, the steps of its solve, and choices."""
+
+    #: Makes a fresh network on so many channels.
+    make: Callable[[int], nn.Module]
+    width: int
+    steps: int
+    #: Whether the affine parameters of norms move with the other weights.
+    moving_norms: bool = True
+
+    @property
+    def overrides(self) -> Mapping[str, None]:
+        """What stays constant in time."""
+        if self.moving_norms:
+            return {}
+        norms = [
+            name
+            for name, part in self.make(self.width).named_modules()
+            if name and not isinstance(part, nn.Conv2d) and any(True for _ in part.parameters())
+        ]
+        return dict.fromkeys(norms)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A field, and how a block runs it."""
+
+    field: Field
+    #: A residual step has no dt: Euler with the step scaled by the number of steps.
+    residual: bool = False
+    #: Zero channels appended to the state.
+    augment: int = 0
+
+
+Row = Callable[[Setting, int], Flow]
+_ROWS: dict[str, Row] = {}
+
+
+def row(name: str) -> Callable[[Row], Row]:
+    """Register a row under a name; ``-D`` at its end stands for a number."""
+
+    def register(rule: Row) -> Row:
+        assert name not in _ROWS, f"two rows are called {name}"
+        _ROWS[name] = rule
+        return rule
+
+    return register
+
+
+def names() -> list[str]:
+    """Every name, with ``-D`` where a number goes."""
+    return list(_ROWS)
+
+
+def make_flow(name: str, setting: Setting) -> Flow:
+    """The flow of a row, by name."""
+    match = re.fullmatch(r"(.+)-(\d+)", name)
+    if name in _ROWS and not name.endswith("-D"):
+        return _ROWS[name](setting, 0)
+    if match and f"{match[1]}-D" in _ROWS:
+        number = checked_count(f"the number in {name!r}", int(match[2]), least=1)
+        return _ROWS[f"{match[1]}-D"](setting, number)
+    pattern = f"{match[1]}-D" if match else name
+    near = get_close_matches(pattern, _ROWS, n=1) or get_close_matches(f"{name}-D", _ROWS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no model {name!r}{hint} Models: {', '.join(_ROWS)}")
+
+
+def _moving(setting: Setting, basis: Basis, start: str | None = None) -> Field:
+    module = setting.make(setting.width)
+    return TimeVarying(module, basis, start=start, overrides=setting.overrides)
+
+
+@row("auto")
+def auto(setting: Setting, _: int) -> Flow:
+    """Constant weights."""
+    return Flow(Autonomous(setting.make(setting.width)))
+
+
+@row("appnode")
+def appnode(setting: Setting, _: int) -> Flow:
+    """Constant weights, t appended to the input of every convolution."""
+    return Flow(TimeAppended(setting.make(setting.width)))
+
+
+@row("anode")
+def anode(setting: Setting, _: int) -> Flow:
+    """Constant weights on a state with a sixteenth more channels, zero at the start."""
+    augment = max(1, setting.width // 16)
+    return Flow(Autonomous(setting.make(setting.width + augment)), augment=augment)
+
+
+@row("con-resnet")
+def con_resnet(setting: Setting, _: int) -> Flow:
+    """A residual network whose layers share their weights."""
+    return Flow(Autonomous(setting.make(setting.width)), residual=True)
+
+
+@row("uncon-resnet")
+def uncon_resnet(setting: Setting, _: int) -> Flow:
+    """A residual network: weights and norms of its own in every layer, drawn independently."""
+    module = setting.make(setting.width)
+    return Flow(TimeVarying(module, Bucketed(setting.steps), start="untied"), residual=True)
+
+
+@row("b-nanode-D")
+def b_nanode(setting: Setting, d: int) -> Flow:
+    """Piecewise-constant weights in d buckets."""
+    return Flow(_moving(setting, Bucketed(d)))
+
+
+@row("t-nanode-D")
+def t_nanode(setting: Setting, d: int) -> Flow:
+    """Trigonometric weights of order d at the paper's base frequency, 1."""
+    return Flow(_moving(setting, Trigonometric(d)))
+
+
+@row("rff-D")
+def rff(setting: Setting, d: int) -> Flow:
+    """Weights in d random Fourier features and a constant."""
+    return Flow(_moving(setting, RandomFourier(d)))
+
+
+def _polynomial(family: Callable[[int], Basis], setting: Setting, d: int) -> Flow:
+    return Flow(_moving(setting, family(d - 1) if d > 1 else Constant()))
+
+
+row("monomial-D")(partial(_polynomial, Monomial))
+row("chebyshev-D")(partial(_polynomial, Chebyshev))
+row("legendre-D")(partial(_polynomial, Legendre))
+
+
+@row("hyper")
+def hyper(setting: Setting, _: int) -> Flow:
+    """Each weight a shared small network's output at its embedding and t."""
+    factory: TrajectoryFactory = Hypernetwork
+    module = setting.make(setting.width)
+    return Flow(TimeVarying(module, weights=factory, overrides=setting.overrides))
+
+
+@row("gated-D")
+def gated(setting: Setting, d: int) -> Flow:
+    """d autonomous fields mixed by sigmoid gates of t."""
+    return Flow(Gated([setting.make(setting.width) for _ in range(d)]))

@@ -1,0 +1,144 @@
+"""Every registered model is built, run and differentiated in a tiny size; names are pinned.
+
+``golden.json`` holds the parameter names and shapes of every model: a change to it is a change to
+everybody's checkpoints. ``python -m tests.models.test_models`` writes it anew.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.models import create, names
+from nanode.models.classifier import PRESETS, SOLVERS
+
+GOLDEN = Path(__file__).with_name("golden.json")
+MODELS = [name.replace("-D", "-3") for name in names()]
+TINY = [preset for preset in PRESETS if preset.startswith("tiny")]
+
+
+def shapes(name: str, preset: str) -> dict[str, list[int]]:
+    torch.manual_seed(0)
+    model = create(name, preset=preset, channels=1)
+    return {key: list(p.shape) for key, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("preset", TINY)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_runs_and_all_its_parameters_get_gradients(name, preset):
+    torch.manual_seed(0)
+    model = create(name, preset=preset, channels=1, classes=7)
+    logits = model(torch.randn(3, 1, 8, 8))
+    assert logits.shape == (3, 7)
+    nn.functional.cross_entropy(logits, torch.tensor([0, 3, 6])).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert bool(torch.isfinite(parameter.grad).all()), key
+    model.eval()
+    one, two = torch.randn(2, 1, 1, 8, 8)
+    # Stored statistics: the answer to one image doesn't depend on its companions.
+    together = model(torch.cat([one, two]))
+    assert torch.allclose(together[:1], model(one), atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", TINY)
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_of_the_golden_file(name, preset):
+    golden = json.loads(GOLDEN.read_text())
+    assert shapes(name, preset) == golden[f"{preset}/{name}"]
+
+
+def convolution_weights(model: nn.Module) -> int:
+    """Numbers that make up the convolutions inside the flows."""
+    return sum(
+        parameter.numel()
+        for block in model.modules()
+        if isinstance(block, nanode.ODEBlock)
+        for key, parameter in block.named_parameters()
+        # In the networks every third layer is a convolution: 2, 5, 8.
+        if key.endswith((".2.weight", ".5.weight", ".8.weight"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "multiple"),
+    [
+        ("auto", 1),
+        ("con-resnet", 1),
+        ("b-nanode-4", 4),
+        ("uncon-resnet", 10),
+        ("t-nanode-3", 7),
+        ("chebyshev-4", 4),
+        ("monomial-2", 2),
+        ("legendre-1", 1),
+        ("rff-6", 7),
+    ],
+)
+def test_the_paper_block_has_its_69632_weights(name, multiple):
+    bottleneck = 256 * 64 + 64 * 64 * 9 + 64 * 256
+    assert bottleneck == 69_632
+    assert convolution_weights(create(name)) == multiple * bottleneck
+
+
+def test_the_untied_row_is_a_residual_network():
+    """Layer by layer with the weights of its buckets, to rounding."""
+    torch.manual_seed(0)
+    model = create("uncon-resnet", preset="tiny", channels=1, steps=3).double()
+    (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
+    x = torch.randn(4, 16, 8, 8, dtype=torch.float64)
+    state = x
+    for k in range(3):
+        w = {key: alpha[k] for key, alpha in block.field.trajectory.coefficients.named_parameters()}
+        h = state
+        for n, (inputs, outputs, size) in enumerate([(16, 4, 1), (4, 4, 3), (4, 16, 1)]):
+            h = nn.functional.batch_norm(
+                h, None, None, w[f"{3 * n}.weight"], w[f"{3 * n}.bias"], training=True
+            )
+            kernel = w[f"{3 * n + 2}.weight"].view(outputs, inputs, size, size)
+            h = nn.functional.conv2d(torch.relu(h), kernel, padding=size // 2)
+        state = state + h
+    assert torch.allclose(block(x), state, atol=1e-12)
+
+
+def test_constant_norms_stay_out_of_the_trajectory():
+    model = create("b-nanode-3", preset="tiny", moving_norms=False)
+    (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
+    moving = {key for key, _ in block.field.trajectory.coefficients.named_parameters()}
+    assert moving == {"2.weight", "5.weight", "8.weight"}
+
+
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_steps_count_evaluations(solver):
+    model = create("t-nanode-2", preset="tiny", channels=1, steps=8, solver=solver)
+    (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
+    model(torch.randn(2, 1, 8, 8))
+    assert block.nfe.forward - block.solver.opening == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "t-nanod-10"}, "did you mean t-nanode-D"),
+        ({"name": "chebychev-4"}, "did you mean chebyshev-D"),
+        ({"name": "t-nanode"}, "did you mean t-nanode-D"),
+        ({"name": "b-nanode-0"}, "at least 1"),
+        ({"name": "auto-3"}, "no model"),
+        ({"name": "auto", "preset": "papper"}, "did you mean 'paper'"),
+        ({"name": "auto", "solver": "eulr"}, "did you mean 'euler'"),
+        ({"name": "auto", "gradient": "adjoint"}, "Choices"),
+        ({"name": "auto", "steps": 0}, "at least 1"),
+        ({"name": "auto", "steps": 7, "solver": "rk4"}, "multiple of 4"),
+        ({"name": "auto", "classes": 1}, "at least 2"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        create(**options)
+
+
+if __name__ == "__main__":
+    found = {f"{preset}/{name}": shapes(name, preset) for preset in TINY for name in MODELS}
+    GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
