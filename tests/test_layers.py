@@ -8,7 +8,17 @@ import pytest
 import nanode
 
 #: Each part of the package may import those before it, and itself.
-ORDER = ("stages", "bases", "trajectories", "fields", "solvers", "gradients", "integrate", "block")
+ORDER = (
+    "stages",
+    "bases",
+    "trajectories",
+    "fields",
+    "solvers",
+    "kernels",
+    "gradients",
+    "integrate",
+    "block",
+)
 ROOT = Path(nanode.__file__).parent
 
 
