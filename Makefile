@@ -40,7 +40,7 @@ test-gpu:
 	$(PYTHON) -m pytest -m gpu tests -p no:cacheprovider
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/table.py
+	$(BIN)/python benchmarks/weight_table.py
 	$(BIN)/python benchmarks/compare.py --preset cpu
 
 figures: $(STAMP)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from nanode.bases import Basis
 from nanode.bases.basis import checked_count
 from nanode.fields import Field, as_field
-from nanode.gradients import Backprop, Compiled, Evaluations, Gradient, Plan
+from nanode.gradients import Compiled, Evaluations, Gradient, Plan
 from nanode.integrate import (
     Solver,
+    as_gradient,
+    check_adaptive,
     make_plan,
     resolve_interval,
     solve,
@@ -71,7 +73,7 @@ class ODEBlock(nn.Module):
         super().__init__()
         self.field = as_field(field)
         self.solver: Solver = solver or Euler()
-        self.gradient = gradient or Backprop()
+        self.gradient = as_gradient(gradient)
         if compile:
             self.gradient = Compiled(self.gradient)
         self.scale = scale
@@ -91,6 +93,7 @@ class ODEBlock(nn.Module):
         if isinstance(self.solver, Adaptive):
             if steps is not None:
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
+            check_adaptive(self.field, self.gradient, self.scale)
             return
         if steps is None:
             raise ValueError(
@@ -141,6 +144,10 @@ class ODEBlock(nn.Module):
     def _augmented(self, x: Any) -> Tensor:
         if not isinstance(x, Tensor):
             raise ValueError(f"augment= needs a tensor as state, got {type(x).__name__}")
+        if not -x.ndim <= self.augment_axis < x.ndim:
+            raise ValueError(
+                f"augment_axis={self.augment_axis} is no axis of a state of shape {tuple(x.shape)}"
+            )
         axis = self.augment_axis % x.ndim
         return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, self.augment])
 

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from nanode.gradients.problem import (
 )
 from nanode.gradients.recompute import refuse_hidden
 from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
+from nanode.solvers.grid import meant
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
 
@@ -66,7 +68,7 @@ def odeint(
     True
     """
     field = as_field(field)
-    solver, gradient = solver or Euler(), gradient or Backprop()
+    solver, gradient = solver or Euler(), as_gradient(gradient)
     times = None if at is None else wanted_times(at, differentiable=isinstance(solver, Adaptive))
     ends = resolve_interval(field, interval, times)
     if isinstance(solver, Adaptive):
@@ -120,6 +122,11 @@ def solve(
     plan: Plan, gradient: Gradient, x: Any, conditioning: tuple[Any, ...], stacked: bool
 ) -> tuple[Any, Evaluations]:
     """Run a plan; the result in x's structure, and the count of evaluations."""
+    if not isinstance(conditioning, tuple):
+        raise ValueError(
+            f"conditioning must be a tuple of the field's further inputs, got "
+            f"{type(conditioning).__name__}; write conditioning=(value,)"
+        )
     parts, structure = tree_flatten(x)
     state = _checked(parts, plan.field)
     # Again, since another solve may have used the field on another grid meanwhile.
@@ -155,8 +162,17 @@ def _checked(parts: list[Any], field: Field) -> State:
     return tuple(parts)
 
 
+def as_gradient(gradient: Gradient | None) -> Gradient:
+    """A gradient method as it is; ``Backprop`` for none."""
+    if gradient is None:
+        return Backprop()
+    if not isinstance(gradient, Gradient):
+        raise ValueError(f"gradient must be one such as nanode.Checkpointed(), got {gradient!r}")
+    return gradient
+
+
 def _check_scale(scale: float) -> None:
-    if isinstance(scale, Tensor) or not math.isfinite(scale):
+    if not isinstance(scale, Real) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number and no tensor, got {scale!r}")
 
 
@@ -168,8 +184,9 @@ def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> 
                 "the times require grad, and a fixed grid is not differentiated in them; use "
                 "nanode.odeint with solver=nanode.Adaptive(), or pass at.detach()"
             )
-        at = at.tolist()
-    times = tuple(float(t) for t in at)
+        if differentiable:  # passed on as they are
+            at = at.tolist()
+    times = meant(at)
     if not times or not all(map(math.isfinite, times)):
         raise ValueError(f"at must hold finite times, at least one, got {list(times)}")
     return times
@@ -221,17 +238,7 @@ def solve_adaptively(
     scale: float,
 ) -> tuple[Any, Evaluations]:
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
-    if not isinstance(gradient, Backprop | Backsolve):
-        raise ValueError(
-            f"{type(gradient).__name__} needs a fixed grid; with Adaptive use nanode.Backprop() or "
-            "nanode.Backsolve()"
-        )
-    if any(isinstance(part, BatchNorm) for part in field.modules()):
-        raise ValueError(
-            "BatchNorm keeps statistics per evaluation of a fixed grid, which an adaptive solver "
-            "doesn't have; use GroupNorm or a fixed-step solver"
-        )
-    _check_scale(scale)
+    check_adaptive(field, gradient, scale)
     parts, structure = tree_flatten(x)
     state = _checked(parts, field)
     times, skipped = _with_start(interval, at, state[0])
@@ -256,6 +263,21 @@ def solve_adaptively(
     columns = solver.solve(f, state, times, field.breakpoints, adjoint)
     wanted = [c[-1] if at is None else c[skipped:] for c in columns]
     return tree_unflatten(wanted, structure), evaluations
+
+
+def check_adaptive(field: Field, gradient: Gradient, scale: float) -> None:
+    """Raise where torchdiffeq can't serve."""
+    if not isinstance(gradient, Backprop | Backsolve):
+        raise ValueError(
+            f"{type(gradient).__name__} needs a fixed grid; with Adaptive use nanode.Backprop() or "
+            "nanode.Backsolve()"
+        )
+    if any(isinstance(part, BatchNorm) for part in field.modules()):
+        raise ValueError(
+            "BatchNorm keeps statistics per evaluation of a fixed grid, which an adaptive solver "
+            "doesn't have; use GroupNorm or a fixed-step solver"
+        )
+    _check_scale(scale)
 
 
 def _with_start(

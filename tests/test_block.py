@@ -251,7 +251,20 @@ class TestTransforms:
         assert torch.autograd.gradgradcheck(block, inputs(), atol=1e-7, fast_mode=True)
 
 
-# ---- torch.compile
+# ---- torch.export and torch.compile
+
+
+@pytest.mark.parametrize("weights", ["basis", "network"])
+def test_export_leaves_nothing_behind(weights):
+    kind = (
+        {"basis": nanode.Chebyshev(2)} if weights == "basis" else {"weights": nanode.Hypernetwork}
+    )
+    # Not the dtype that the block was made in: what it keeps per dtype is made while exporting.
+    block = nanode.ODEBlock(nanode.TimeVarying(Net().float(), **kind), 4).double()
+    x = torch.randn(2, 3, dtype=DOUBLE)
+    exported = torch.export.export(block, (x,)).module()
+    assert type(block(x)) is torch.Tensor
+    assert (exported(x) - block(x)).abs().max() < 1e-14
 
 
 def test_compiled_with_gradients():
@@ -265,6 +278,13 @@ def test_compiled_with_gradients():
     weight = torch.linspace(-1, 1, z.numel(), dtype=DOUBLE).view_as(z)
     found = torch.autograd.grad((z * weight).sum(), [x, *block.parameters()])
     assert distance(dict(zip(expected, found, strict=True)), expected) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.complex128])
+def test_compiled_with_a_plain_function(dtype):
+    block = nanode.ODEBlock(lambda t, x: t * x, 3)
+    x = torch.ones(2, dtype=dtype)
+    assert torch.equal(torch.compile(block, fullgraph=True, backend="eager")(x), block(x))
 
 
 def test_compiled_without_gradients_under_a_recomputing_method():
@@ -583,6 +603,8 @@ def test_refuses_augment():
         make(augment=-1)
     with pytest.raises(ValueError, match="augment= needs a tensor as state, got tuple"):
         make(augment=1)((torch.ones(1), torch.ones(1)))
+    with pytest.raises(ValueError, match=r"augment_axis=2 is no axis of a state of shape \(4, 3\)"):
+        make(augment=1, augment_axis=2)(torch.ones(4, 3))
 
 
 def test_scale():

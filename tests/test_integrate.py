@@ -64,6 +64,14 @@ def test_the_times_alone_are_a_grid():
     assert torch.equal(nanode.odeint(decay, ONE, at=torch.tensor(times, dtype=DOUBLE)), got)
 
 
+def test_wanted_times_in_single_precision_are_on_the_grid():
+    at = [k / 10 for k in range(11)]
+    expected = nanode.odeint(decay, ONE, steps=10, at=at)
+    for settings in ({"steps": 10}, {}):
+        got = nanode.odeint(decay, ONE, at=torch.linspace(0, 1, 11), **settings)
+        assert (got - expected).abs().max() < 1e-15
+
+
 def test_wanted_times_backwards_and_within():
     got = nanode.odeint(decay, ONE, steps=10, interval=(1.0, 0.0), at=[0.7, 0.2])
     for k, state in zip((3, 8), got, strict=True):
@@ -318,6 +326,9 @@ def test_refuses_times_that_are_not_monotone(at):
         ({"steps": 10, "interval": (0.0, math.inf)}, "two different finite times"),
         ({"steps": 10, "interval": (math.nan, 1.0)}, "two different finite times"),
         ({"steps": 10, "scale": math.inf}, "scale must be a finite number"),
+        ({"steps": 10, "scale": "steps"}, "scale must be a finite number"),
+        ({"steps": 10, "gradient": "reversal"}, "gradient must be one such as nanode.Checkpointed"),
+        ({"steps": 10, "gradient": nanode.Backprop}, "gradient must be one such as"),
         ({"steps": 10, "solver": "euler"}, "solver must be a stepper such as nanode.Euler"),
         ({"steps": 10, "solver": nanode.Adaptive()}, "chooses its own steps; leave steps= out"),
         ({"steps": nanode.Given([0.0, 0.5])}, "run from 0.0 to 0.5, but the solve from 0.0 to 1.0"),
@@ -388,6 +399,19 @@ def test_refuses_fields_that_are_none():
 def test_refuses_slopes_of_another_shape(field, message, gradient):
     with pytest.raises(ValueError, match=message):
         nanode.odeint(field, torch.ones(2, 3), steps=4, solver=nanode.Leapfrog(), gradient=gradient)
+
+
+def test_the_order_of_keys_is_free():
+    start = {"x": ONE, "y": 2 * ONE}
+    end = nanode.odeint(lambda t, s: {"y": 0 * s["y"], "x": s["y"]}, start, steps=4)
+    assert list(end) == ["x", "y"]
+    assert torch.equal(end["x"], 3 * ONE)
+    assert torch.equal(end["y"], 2 * ONE)
+
+
+def test_refuses_a_complex_slope_of_a_real_state():
+    with pytest.raises(ValueError, match="imaginary part would be lost"):
+        nanode.odeint(lambda t, x: 1j * x, ONE, steps=4)
 
 
 def test_names_the_keys_where_they_differ():

@@ -40,7 +40,12 @@ class GradientCheck:
 
     def worst(self, method: str) -> float:
         """The largest error of a method over all tensors."""
-        return max(row.error for row in self.rows if row.method == method)
+        errors = [row.error for row in self.rows if row.method == method]
+        if not errors:
+            raise ValueError(
+                f"{method!r} was not compared: {self.refused.get(method, 'not among the methods')}"
+            )
+        return max(errors)
 
     def __str__(self) -> str:
         width = max((len(row.name) for row in self.rows), default=4)
@@ -98,10 +103,9 @@ def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
     """The relative error of x₀ after solving and undoing the solve; None if it can't be undone."""
     block = copy.deepcopy(block)
     plan = block._plan
-    assert plan is not None
-    stepper = plan.stepper
-    if not isinstance(stepper, Invertible):
+    if plan is None or not isinstance(plan.stepper, Invertible):
         return None
+    stepper = plan.stepper
     if block.augment:
         x = block._augmented(x)
     parts, structure = tree_flatten(x)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from nanode.fields.norms import norms_in
 from nanode.fields.swap import Lender
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories.trajectory import Named
@@ -119,7 +120,9 @@ class Callback(ConstantField):
         if not isinstance(t, Tensor):
             like = next(part for part in tree_leaves(x) if isinstance(part, Tensor))
             # Filled on the device: a copy from the host would make a GPU wait.
-            t = torch.full((), t, dtype=like.dtype.to_real(), device=like.device)
+            # Not dtype.to_real(), which torch.compile can't trace.
+            dtype = like.real.dtype if like.is_complex() else like.dtype
+            t = torch.full((), t, dtype=dtype, device=like.device)
         with self._lender.lend(weights, stage):
             return self.module(t, x, *conditioning)
 
@@ -147,6 +150,11 @@ def as_field(field: Any) -> Field:
 def check_norms(module: nn.Module) -> None:
     """Refuse norms whose running statistics would mix the evaluations of a solve."""
     for name, part in module.named_modules():
+        if isinstance(part, Field) and norms_in(part):
+            raise ValueError(
+                f"{name} is a field inside a field and has a BatchNorm, whose statistics would be "
+                "those of one evaluation of either solve; use GroupNorm or LayerNorm in it"
+            )
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(
                 f"{name or 'the module'} is a {type(part).__name__} with running statistics: in a "

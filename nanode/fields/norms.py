@@ -68,6 +68,10 @@ class BatchNorm(StageAware):
             var = var.new_ones(len(times), self.features)
         self.running_mean, self.running_var, self.times = mean, var, times
 
+    def fits(self, times: Sequence[float]) -> bool:
+        """Whether the statistics belong to evaluations at these times."""
+        return tuple(times) == self.times
+
     def reset_parameters(self) -> None:
         """Affine back to ones and zeros."""
         if self.affine:
@@ -81,13 +85,17 @@ class BatchNorm(StageAware):
             return self._compiled(x, stage, stage.index)
         mean = var = None
         if stage is not None and stage.index >= 0:
-            if stage.index >= len(self.running_mean):
+            if not len(self.running_mean) or (
+                self.training and stage.index >= len(self.running_mean)
+            ):
                 raise ValueError(
                     f"this norm has statistics for {len(self.running_mean)} evaluations and was "
                     f"asked for number {stage.index}; solve through nanode.ODEBlock or "
                     "nanode.odeint, which make room for all of them"
                 )
-            if not self.training or stage.record:
+            if not self.training:
+                mean, var = self._at(stage)
+            elif stage.record:
                 mean, var = self.running_mean[stage.index], self.running_var[stage.index]
         elif not self.training:
             raise ValueError(
@@ -98,6 +106,15 @@ class BatchNorm(StageAware):
         return F.batch_norm(
             x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
+
+    def _at(self, stage: Stage) -> tuple[Tensor, Tensor]:
+        """The statistics of an evaluation; on another grid than theirs, interpolated in time."""
+        i = stage.index
+        if not self.times or (i < len(self.times) and self.times[i] == stage.time):
+            return self.running_mean[i], self.running_var[i]
+        time = [float(stage.time)]
+        mean, var = self.running_mean, self.running_var
+        return tuple(_interpolated(rows, self.times, time)[0] for rows in (mean, var))  # type: ignore[return-value]
 
     def _compiled(self, x: Tensor, stage: Stage, index: Tensor) -> Tensor:
         """The same with the evaluation's number as a tensor, so that one graph serves all."""
@@ -173,10 +190,18 @@ def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
 
 
 def prepare_norms(module: nn.Module, times: Sequence[float]) -> None:
-    """Make room for the evaluations at these times in every norm of a field."""
-    for part in module.modules():
-        if isinstance(part, BatchNorm):
+    """Make room for the evaluations at these times in every norm of a field.
+
+    Norms in eval mode that have statistics keep them: they interpolate instead.
+    """
+    for part in norms_in(module):
+        if part.training or not part.times:
             part.prepare(times)
+
+
+def norms_in(module: nn.Module) -> list[BatchNorm]:
+    """Every norm with statistics per evaluation."""
+    return [part for part in module.modules() if isinstance(part, BatchNorm)]
 
 
 def _interpolated(rows: Tensor, old: Sequence[float], new: Sequence[float]) -> Tensor:

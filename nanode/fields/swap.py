@@ -49,9 +49,19 @@ class Lender:
             first = canonical.setdefault(id(parameter), name)
             path, _, leaf = name.rpartition(".")
             self.places.append((module.get_submodule(path), leaf, first))
+        # A whole field inside the module brings its weights along.
+        fields = [part for part in module.modules() if hasattr(part, "_lender")]
+        cared_for = {part for field in fields for part in field.modules()}
+        for part in module.modules():
+            if getattr(part, "_lent", False) and part not in cared_for:
+                raise ValueError(
+                    f"a {type(part).__name__} in this module has given its weights to another "
+                    "field already; wrap a copy (copy.deepcopy before wrapping), or share the field"
+                )
         for owner, leaf, name in self.places:
             if name in moving:
                 owner._parameters[leaf] = None
+                owner._lent = True  # type: ignore[assignment]
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
 
     def constant(self) -> dict[str, Tensor]:

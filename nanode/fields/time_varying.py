@@ -64,6 +64,10 @@ class TimeVarying(Field):
         overrides: Mapping[str, Motion] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"TimeVarying needs a module, whose parameters then move, got {module!r}"
+            )
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")
         if basis is not None and not isinstance(basis, Basis):

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nanode.gradients.gradient import Gradient
+from nanode.gradients.once import once
 from nanode.gradients.problem import Conditioning, Evaluations, Problem, own_parameters
 from nanode.solvers.stepper import State
 
@@ -111,7 +111,7 @@ class _Replayed(torch.autograd.Function):
         return tuple(part.clone() for part in graphs.outputs)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         graphs: Graphs = ctx.graphs
         if ctx.token is None:

@@ -10,6 +10,8 @@ backward of a custom ``autograd.Function`` and differentiates its forward instea
 (torch 2.11 and 2.13): wrong gradients for any field that contains one.
 """
 
+from __future__ import annotations
+
 import types
 from collections.abc import Callable
 from fractions import Fraction
@@ -20,8 +22,10 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
 from nanode.fields.field import Field
+from nanode.fields.norms import norms_in
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
+from nanode.gradients.fused_solve import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
 from nanode.gradients.randomness import random_state
@@ -37,11 +41,12 @@ class Compiled(Gradient):
     """Another gradient method with the field compiled; results differ by rounding only.
 
     Fields that draw random numbers run as they are under methods that must draw them again, and
-    uncaptured under the others.
+    uncaptured under the others. With ``fused``, bottleneck fields run by the kernels of
+    ``nanode.kernels`` (on a CPU by their references) instead of compiled code.
     """
 
-    def __init__(self, method: Gradient, capture: bool = True) -> None:
-        self.method, self.capture = method, capture
+    def __init__(self, method: Gradient, capture: bool = True, fused: bool = False) -> None:
+        self.method, self.capture, self.fused = method, capture, fused
         self._functions: dict[TreeSpec, Callable[..., Any]] = {}
         self._solves: dict[Any, Captured] = {}
         self._draws: dict[Any, bool] = {}
@@ -55,6 +60,16 @@ class Compiled(Gradient):
         """The states at the wanted grid points."""
         if torch.compiler.is_compiling():
             return self.method.solve(problem, x)
+        if self.fused and serves(self.method, problem, x):
+            fast = Fused(self.method)
+            return (
+                self._captured(fast, None, problem, x)
+                if self._captures(x)
+                else fast.solve(problem, x)
+            )
+        times = [float(stage.time) for stage in problem.plan.stages]
+        if not all(norm.fits(times) for norm in norms_in(problem.plan.field)):
+            return self.method.solve(problem, x)  # statistics of another grid, interpolated
         draws = self._random(problem, x)
         if draws and not isinstance(self.method, Backprop):
             return self.method.solve(problem, x)
@@ -62,13 +77,26 @@ class Compiled(Gradient):
         if function is None:
             function = _compiled(problem.plan.field, problem.structure)
             self._functions[problem.structure] = function
-        if draws or not (self.capture and x[0].is_cuda and torch.is_grad_enabled()):
+        if draws or not self._captures(x):
             problem.evaluator = Evaluator(function, x[0], self._places)
             return self.method.solve(problem, x)
+        like, places = x[0].new_empty(0), self._places  # not x, which would be kept alive
+        return self._captured(self.method, lambda: Evaluator(function, like, places), problem, x)
+
+    def _captures(self, x: State) -> bool:
+        return self.capture and x[0].is_cuda and torch.is_grad_enabled()
+
+    def _captured(
+        self,
+        method: Gradient,
+        evaluator: Callable[[], Evaluator] | None,
+        problem: Problem,
+        x: State,
+    ) -> list[State]:
+        """The solve by CUDA graphs, captured at the first one of its kind."""
         key = self._key(problem, x)
         if key not in self._solves:
-            like, places = x[0].new_empty(0), self._places  # not x, which would be kept alive
-            self._solves[key] = Captured(self.method, lambda: Evaluator(function, like, places))
+            self._solves[key] = Captured(method, evaluator or (lambda: None))
         return self._solves[key](problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
@@ -110,7 +138,7 @@ class Compiled(Gradient):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Compiled functions and graphs belong to one field on one device: copies start anew.
-        return Compiled, (self.method, self.capture)
+        return Compiled, (self.method, self.capture, self.fused)
 
 
 class Evaluator:

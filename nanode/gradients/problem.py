@@ -128,6 +128,8 @@ def evaluate_checked(
     versions = [part._version for part in x] if watched else []
     value = field.evaluate(weights, stage, tree_unflatten(x, structure), *conditioning)
     slopes, found = tree_flatten(value)
+    if found != structure:
+        slopes, found = _in_order(value, structure) or (slopes, found)
     if found != structure or any(
         not isinstance(slope, Tensor) or slope.shape != part.shape
         for slope, part in zip(slopes, x, strict=True)
@@ -136,6 +138,12 @@ def evaluate_checked(
             f"the field must return dx/dt in the shape of x: expected {_shapes(x, structure)}, "
             f"got {_shapes(slopes, found)}"
         )
+    for slope, part in zip(slopes, x, strict=True):
+        if slope.is_complex() and not part.is_complex():
+            raise ValueError(
+                f"the field returned dx/dt of {slope.dtype} for a state of {part.dtype}, whose "
+                "imaginary part would be lost; give it a complex state, or return the real part"
+            )
     if watched and [part._version for part in x] != versions:
         raise ValueError(CHANGED)
     return tuple(slopes)
@@ -165,6 +173,15 @@ class Conditioning:
         bare = object.__new__(Conditioning)
         bare.__dict__.update(self.__dict__, tensors=[])
         return bare
+
+
+def _in_order(value: Any, structure: TreeSpec) -> tuple[list[Any], TreeSpec] | None:
+    """The parts of a value whose dicts name the same keys in another order."""
+    try:
+        parts = structure.flatten_up_to(value)
+    except ValueError:
+        return None
+    return (parts, structure) if all(isinstance(part, Tensor) for part in parts) else None
 
 
 def _shapes(parts: Any, structure: TreeSpec) -> Any:

@@ -14,17 +14,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nanode.bases.basis import checked_count
+from nanode.fields.field import Field
+from nanode.fields.norms import BatchNorm
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
+from nanode.gradients.once import once
 from nanode.gradients.problem import Plan, Problem, own_parameters
 from nanode.gradients.randomness import as_drawn, random_state
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
+
+#: By name: a buffer, and how often it had been changed.
+Buffers = dict[str, tuple[Tensor, int]]
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,25 @@ class Recomputing(Gradient):
         parameters = [p for p in own_parameters(plan.field).values() if p.requires_grad]
         inputs = (*x, *problem.conditioning.tensors, *parameters)
         job = Job(self, problem, len(x), len(problem.conditioning.tensors), plan.stages)
+        before = _buffers(plan.field)
         flat = _Solve.apply(job, *inputs)
+        if any(part.requires_grad for part in flat):
+            self._refuse_changed(before, _buffers(plan.field))
         # The node must not keep the caller's tensors alive by a side door.
         problem.conditioning = problem.conditioning.forget()
         points = [k for k in plan.wanted if k > 0]
         states = {k: flat[n * len(x) : (n + 1) * len(x)] for n, k in enumerate(points)} | {0: x}
         return [states[k] for k in plan.wanted]
+
+    def _refuse_changed(self, before: Buffers, after: Buffers) -> None:
+        """Raise if evaluations move a buffer, since they would find another one when repeated."""
+        for name, (buffer, version) in after.items():
+            if name not in before or before[name][0] is not buffer or before[name][1] != version:
+                raise ValueError(
+                    f"an evaluation of the field changes its buffer {name!r}, so "
+                    f"{type(self).__name__}, which evaluates again in the backward pass, would "
+                    "find another value there and change it twice; use gradient=nanode.Backprop()"
+                )
 
     @abstractmethod
     def forward(self, job: "Job", x: State) -> tuple[dict[int, State], list[State]]:
@@ -89,7 +107,7 @@ class _Solve(torch.autograd.Function):
         return tuple(part for state in wanted.values() for part in state)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
         job.reopen()
@@ -195,6 +213,16 @@ class Job:
             torch.enable_grad(),
         ):
             return self.problem.evaluate(stages, i, weights, x, conditioning)
+
+
+def _buffers(field: Field) -> Buffers:
+    """The field's buffers and their versions, without norms that know a repeated evaluation."""
+    return {
+        f"{path}.{name}": (buffer, 0 if buffer.is_inference() else buffer._version)
+        for path, part in field.named_modules()
+        if not isinstance(part, BatchNorm)
+        for name, buffer in part.named_buffers(recurse=False)
+    }
 
 
 def refuse_hidden(slopes: State, method: Gradient) -> None:

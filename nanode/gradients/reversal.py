@@ -7,6 +7,7 @@ linear operations. So a stage costs one evaluation and one vector–Jacobian pro
 needs no adjoint of its own.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,13 @@ class Reversal(Recomputing):
 
     def forward(self, job: Job, x: State) -> tuple[dict[int, State], list[State]]:
         """One pass, keeping what it ends in."""
+        if any(part.dtype in (torch.float16, torch.bfloat16) for part in x):
+            warnings.warn(
+                "Reversal with a state in half precision: undoing the steps loses digits, and "
+                "gradients are off by per cents; keep x and the weights in float32 and use "
+                "torch.autocast, or use gradient=nanode.Checkpointed()",
+                stacklevel=2,
+            )
         wanted: dict[int, State] = {}
 
         def visit(k: int, carry: Carry) -> None:

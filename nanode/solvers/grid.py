@@ -8,6 +8,9 @@ from fractions import Fraction
 from itertools import pairwise
 from math import ceil, isfinite
 
+import torch
+from torch import Tensor
+
 from nanode.bases.basis import checked_count
 from nanode.solvers.stepper import Stepper
 from nanode.stages import Side, Stage, Stages
@@ -102,10 +105,10 @@ class Given(Schedule):
 
     times: tuple[float, ...]
 
-    def __init__(self, times: Sequence[float]) -> None:
+    def __init__(self, times: Sequence[float] | Tensor) -> None:
         if getattr(times, "requires_grad", False):
             raise ValueError("times require grad, and a grid is not differentiated in them")
-        object.__setattr__(self, "times", tuple(float(t) for t in times))
+        object.__setattr__(self, "times", meant(times))
         if not all(isfinite(t) for t in self.times):
             raise ValueError(f"times must be finite, got {list(self.times)}")
         Grid(tuple(Fraction(t) for t in self.times))
@@ -146,6 +149,33 @@ class Aligned(Schedule):
             low, high = Fraction(a), Fraction(b)
             points += [low + (high - low) * k / count for k in range(1, count + 1)]
         return Grid(tuple(points))
+
+
+def meant(times: Sequence[float] | Tensor) -> tuple[float, ...]:
+    """Times as numbers; in single precision, each as the simplest fraction within a few ulps.
+
+    0.7 in single precision lies below 7/10, and taken literally in the bucket before.
+
+    >>> meant(torch.linspace(0, 1, 11))[7]
+    0.7
+    """
+    if not isinstance(times, Tensor):
+        return tuple(float(t) for t in times)
+    numbers = times.tolist()
+    if times.dtype != torch.float32 or not all(map(isfinite, numbers)):
+        return tuple(numbers)
+    slack = 4 * torch.finfo(torch.float32).eps * max(map(abs, numbers), default=0.0)
+    return tuple(_simplest(t, slack) for t in numbers)
+
+
+def _simplest(t: float, slack: float) -> float:
+    """A fraction near t with a small denominator, or t itself if there is none."""
+    exact = Fraction(t)
+    for power in range(13):
+        simple = exact.limit_denominator(2**power)
+        if abs(simple - exact) <= slack:
+            return float(simple)
+    return t
 
 
 def as_schedule(steps: int | Schedule) -> Schedule:

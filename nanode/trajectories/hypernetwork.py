@@ -16,6 +16,7 @@ from nanode.trajectories.trajectory import (
     Trajectory,
     Tree,
     full_precision,
+    kept,
     scalar_time,
     trainable,
 )
@@ -93,11 +94,12 @@ class Hypernetwork(Trajectory):
     def table(self, stages: Stages) -> Named:
         """Every weight at every stage."""
         key = ("times", self.mean.device, self.mean.dtype)
-        if key not in stages.memo:
-            with torch.inference_mode(False):  # what is kept must serve training too
-                times = torch.tensor(numbers(stages), dtype=torch.float64, device="cpu")
-                stages.memo[key] = times.to(self.mean.device, self.mean.dtype)
-        return self._at(stages.memo[key])
+
+        def times() -> Tensor:
+            exact = torch.tensor(numbers(stages), dtype=torch.float64, device="cpu")
+            return exact.to(self.mean.device, self.mean.dtype)
+
+        return self._at(kept(stages, key, times))
 
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int W(t)^2 dt`, by Gauss–Legendre quadrature."""

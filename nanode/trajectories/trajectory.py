@@ -96,6 +96,18 @@ def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
+def kept(stages: Stages, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """What ``make`` makes for these stages, made once."""
+    if key in stages.memo:
+        found: Tensor = stages.memo[key]
+        return found
+    with torch.inference_mode(False):  # what is kept must serve training too
+        made = make()
+    if type(made) is Tensor:  # while a model is exported it is a stand-in, useless afterwards
+        stages.memo[key] = made
+    return made
+
+
 def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     """The basis at all stages in the dtype and on the device of ``like``, made once per grid.
 
@@ -104,11 +116,7 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     """
     key, exact = kept_values(basis, stages)
     there = (*key, like.device, like.dtype)
-    if there not in stages.memo:
-        with torch.inference_mode(False):  # what is kept must serve training too
-            stages.memo[there] = exact.to(device=like.device, dtype=like.dtype)
-    values: Tensor = stages.memo[there]
-    return values
+    return kept(stages, there, lambda: exact.to(device=like.device, dtype=like.dtype))
 
 
 def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:

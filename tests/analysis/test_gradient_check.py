@@ -80,3 +80,8 @@ def test_adaptive_blocks_are_refused():
     adaptive = nanode.ODEBlock(block(nanode.Euler()).field, solver=nanode.Adaptive())
     with pytest.raises(ValueError, match="fixed-step"):
         nanode.check_gradients(adaptive, X)
+
+
+def test_an_adaptive_solve_has_no_drift():
+    block = nanode.ODEBlock(nanode.Autonomous(torch.nn.Linear(3, 3)), solver=nanode.Adaptive())
+    assert nanode.reversal_drift(block, torch.randn(2, 3)) is None

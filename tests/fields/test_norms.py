@@ -142,10 +142,8 @@ def test_eval_outside_a_solve_is_refused():
             call()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_an_evaluation_without_room_is_refused(training):
+def test_an_evaluation_without_room_is_refused():
     field, _, _ = prepared(steps=2)
-    field.train(training)
     stage = Stage(2, 2, 0.9, Fraction(9, 10))
     with pytest.raises(ValueError, match=r"for 2 evaluations and was asked for number 2.*ODEBlock"):
         evaluate(field, stage, batch(0))
@@ -340,3 +338,42 @@ def test_an_empty_solve():
     norm = nanode.BatchNorm(2)
     norm.prepare(times(Stages(())))
     assert norm.running_mean.shape == (0, 2)
+
+
+def test_another_grid_in_eval_mode_interpolates_and_leaves_the_statistics_alone():
+    torch.manual_seed(0)
+    module = nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)).double()
+    block = nanode.ODEBlock(nanode.TimeVarying(module, nanode.Legendre(degree=1)), 8)
+    x = torch.randn(32, 3, dtype=torch.float64)
+    for _ in range(5):
+        block(x)
+    block.eval()
+    before = {name: buffer.clone() for name, buffer in block.named_buffers()}
+    expected = block(x)
+    coarse = nanode.odeint(block.field, x, steps=2)
+    assert all(torch.equal(before[name], buffer) for name, buffer in block.named_buffers())
+    assert torch.equal(block(x), expected)
+    # Two steps at t = 0 and 1/2, which are evaluations 0 and 4 of the eight.
+    state = x
+    for i in (0, 4):
+        mean, var = (
+            before["field.module.0.running_mean"][i],
+            before["field.module.0.running_var"][i],
+        )
+        w = block.field.trajectory(i / 8)
+        h = (state - mean) * torch.rsqrt(var + 1e-5) * w["0.weight"] + w["0.bias"]
+        state = state + (h @ w["1.weight"].T + w["1.bias"]) / 2
+    assert torch.allclose(coarse, state, atol=1e-13)
+
+
+def test_a_flow_with_batch_norm_inside_a_field_is_refused():
+    inner = nanode.ODEBlock(nanode.Autonomous(nn.Sequential(nanode.BatchNorm(3))), 2)
+    with pytest.raises(ValueError, match="field inside a field"):
+        nanode.Autonomous(nn.Sequential(nn.Linear(3, 3), inner))
+
+
+def test_a_module_gives_its_weights_to_one_field_only():
+    shared = nn.Linear(3, 3)
+    nanode.TimeVarying(shared, nanode.Constant())
+    with pytest.raises(ValueError, match="another field already"):
+        nanode.Autonomous(nn.Sequential(shared, nn.Tanh()))

@@ -105,6 +105,38 @@ def test_weights_changed_before_backward_are_an_error(gradient, solver):
         y.sum().backward()
 
 
+# ---- buffers that an evaluation changes
+
+
+class Counting(nn.Module):
+    """A layer that counts its calls, in place or by a new tensor, and depends on the count."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.layer, self.in_place = nn.Linear(3, 3).double(), in_place
+        self.register_buffer("calls", torch.zeros((), dtype=DOUBLE))
+
+    def forward(self, x):
+        if self.in_place:
+            self.calls.add_(1)
+        else:
+            self.calls = self.calls + 1
+        return self.calls.clone() * self.layer(x)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_a_buffer_that_evaluations_change_is_an_error(gradient, solver, in_place):
+    field = nanode.TimeVarying(Counting(in_place), nanode.Trigonometric(1))
+    block = nanode.ODEBlock(field, 200, solver, gradient)
+    x, _ = inputs()
+    with pytest.raises(ValueError, match=r"changes its buffer 'module\.calls'.*Backprop"):
+        block(x)
+    with torch.no_grad():  # no backward pass will come
+        block(x)
+    nanode.ODEBlock(field, 4)(x).sum().backward()
+
+
 # ---- double backward
 
 
@@ -112,9 +144,12 @@ def test_weights_changed_before_backward_are_an_error(gradient, solver):
 def test_double_backward_is_an_error(gradient, solver):
     x, between = inputs()
     block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
-    (slope,) = torch.autograd.grad(block(x, between).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+    # Linear and not: in the first case what flows into the solve has no graph of its own.
+    for loss in (torch.sum, lambda y: y.square().sum()):
+        (slope,) = torch.autograd.grad(loss(block(x, between)), x, create_graph=True)
+        penalised = block(x, between).sum() + slope.square().sum()
+        with pytest.raises(RuntimeError, match=r"first derivatives only.*Backprop"):
+            penalised.backward()
 
 
 def test_double_backward_is_backprops():
@@ -187,3 +222,15 @@ def test_switching_modes_before_backward_is_an_error(gradient):
     block.eval()
     with pytest.raises(RuntimeError, match=r"train\(\) and eval\(\)"):
         y.sum().backward()
+
+
+# ---- a state in half precision
+
+
+def test_undoing_steps_in_half_precision_warns():
+    block = nanode.ODEBlock(moving(nanode.Constant()), 4, nanode.Coupled(), nanode.Reversal())
+    x = inputs()[0].detach().bfloat16()
+    with pytest.warns(UserWarning, match=r"state in half precision.*autocast.*Checkpointed"):
+        block.bfloat16()(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # raises the state to float32
+        block.float()(x)

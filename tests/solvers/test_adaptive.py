@@ -254,3 +254,15 @@ def test_a_hidden_tensor_is_refused_by_the_adjoint_only():
         nanode.odeint(lambda t, x: hidden * x, x, solver=tight(), gradient=nanode.Backsolve())
     nanode.odeint(lambda t, x: hidden * x, x, solver=tight()).sum().backward()
     assert abs(float(hidden.grad) - math.exp(2)) < 1e-5
+
+
+def test_a_block_refuses_at_once_what_an_adaptive_solve_would_refuse():
+    norm = nanode.Autonomous(nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)))
+    plain = nanode.Autonomous(nn.Linear(3, 3))
+    for field, settings, message in [
+        (plain, {"gradient": nanode.Reversal()}, "Reversal needs a fixed grid"),
+        (plain, {"scale": float("nan")}, "scale must be a finite number"),
+        (norm, {}, "BatchNorm keeps statistics per evaluation"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            nanode.ODEBlock(field, solver=nanode.Adaptive(), **settings)

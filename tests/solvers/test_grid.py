@@ -245,3 +245,28 @@ def test_refuses_a_given_grid_of_another_interval():
 def test_as_schedule():
     assert as_schedule(4) == Uniform(4)
     assert as_schedule(Aligned(4)) == Aligned(4)
+
+
+# ---- times in single precision
+
+
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (-1.0, 1.0), (0.1, 0.7), (0.0, 100.0)], ids=str)
+def test_single_precision_times_lie_in_the_bucket_that_is_meant(interval):
+    for steps, d in [(10, 10), (30, 10), (49, 7), (256, 256), (100, 4)]:
+        field = bucketed(d, interval)
+        for times in (
+            torch.linspace(*interval, steps + 1),
+            torch.tensor(Uniform(steps).grid(*interval).points, dtype=torch.float32),
+        ):
+            grid = Given(times).grid(*interval)
+            expected = [k * d // steps for k in range(steps)]
+            assert buckets(field, grid.stages(nanode.Euler())) == expected
+            assert buckets(field, grid.reversed().stages(nanode.Euler())) == expected[::-1]
+
+
+def test_times_are_moved_by_no_more_than_their_rounding():
+    times = torch.rand(100).sort().values
+    # Four ulps of numbers up to 1.
+    assert max(abs(a - b) for a, b in zip(Given(times).times, times.tolist(), strict=True)) < 5e-7
+    exact = times.double()
+    assert Given(exact).times == tuple(exact.tolist())

@@ -1,0 +1,48 @@
+"""Every data set by its name."""
+
+import difflib
+import os
+
+from nanode.data.cifar import CIFAR10, CIFAR100
+from nanode.data.digits import DIGITS
+from nanode.data.idx import FASHION_MNIST, MNIST
+from nanode.data.images import ImageData
+from nanode.data.source import VARIABLE, DataError, Progress, Source, data_root
+
+SOURCES: dict[str, Source] = {
+    source.name: source for source in (CIFAR10, CIFAR100, MNIST, FASHION_MNIST, DIGITS)
+}
+
+
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> ImageData:
+    """The data set called ``name``, on the CPU.
+
+    Files are looked for in ``root``, else in the folder that NANODE_DATA names, else in the user's
+    cache; those that are missing are downloaded there unless ``download`` is off. Unpacked official
+    folders (``cifar-10-batches-bin/``, ``cifar-100-binary/``, ``mnist/`` with idx files) are used
+    as they are.
+
+    >>> data = load("digits").hold_out(137)
+    >>> data.train
+    Images(digits train: 1,300 of 1×8×8, on cpu)
+    """
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected one of {', '.join(sorted(SOURCES))}, got {name!r}{hint}")
+    folder = data_root(root)
+    try:
+        return SOURCES[name].load(folder, download, progress)
+    except PermissionError as error:
+        raise DataError(
+            f"no permission for {error.filename or folder}: name another data root with the "
+            f"option root or the variable {VARIABLE}"
+        ) from error
+    except OSError as error:
+        raise DataError(f"the data root {folder} can't be used: {error}") from error

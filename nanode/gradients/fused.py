@@ -1,0 +1,207 @@
+"""Solves of the pre-activation bottleneck by fused kernels: few passes over the state.
+
+For the field norm, ReLU, 1×1 convolution; norm, ReLU, 3×3 convolution; norm, ReLU, 1×1 convolution
+(batch norm in training), every kernel reads the state once for all that can be done with it: see
+:mod:`nanode.kernels`. Statistics of every evaluation are remembered, so nothing is reduced twice;
+undoing a step, the kernel that rebuilds the state makes the next evaluation's first product too.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanode.fields import Autonomous, BatchNorm, Field, TimeVarying
+from nanode.kernels import (
+    Norm,
+    activate,
+    activate_backward,
+    activate_sums,
+    expand,
+    expand_backward,
+    moments,
+    project,
+    project_backward,
+    project_backward_sums,
+)
+
+#: The weights of a bottleneck by their place in the module, convolutions first.
+NAMES = tuple(f"{n}.weight" for n in (2, 5, 8)) + tuple(
+    f"{n}.{leaf}" for n in (0, 3, 6) for leaf in ("weight", "bias")
+)
+
+
+def is_bottleneck(field: Field) -> bool:
+    """Whether the kernels serve this field as it is now."""
+    module = getattr(field, "module", None)
+    if not isinstance(field, TimeVarying | Autonomous) or not isinstance(module, nn.Sequential):
+        return False
+    parts = list(module)
+    if len(parts) != 9 or not all(part.training for part in field.modules()):
+        return False
+    if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+        return False
+    norms, activations, convolutions = parts[::3], parts[1::3], parts[2::3]
+    return (
+        all(type(part) is BatchNorm and part.affine for part in norms)
+        and len({(part.eps, part.momentum) for part in norms}) == 1
+        and all(type(part) is nn.ReLU for part in activations)
+        and all(_plain(part, size) for part, size in zip(convolutions, (1, 3, 1), strict=True))
+    )
+
+
+def _plain(part: nn.Module, size: int) -> bool:
+    """A convolution of that size that keeps the resolution, with nothing special about it."""
+    return (
+        type(part) is nn.Conv2d
+        and part.kernel_size == (size, size)
+        and part.stride == part.dilation == (1, 1)
+        and part.padding == (size // 2, size // 2)
+        and part.groups == 1
+        and part.bias is None
+        and part.padding_mode == "zeros"
+    )
+
+
+class Weights(NamedTuple):
+    """The weights of one evaluation: 1×1 convolutions as matrices, norms as (weight, bias)."""
+
+    first: Tensor
+    middle: Tensor
+    last: Tensor
+    norms: tuple[tuple[Tensor, Tensor], ...]
+
+
+class Inner(NamedTuple):
+    """What an evaluation made inside: its norms with their statistics, and the two products."""
+
+    norms: tuple[Norm, Norm, Norm]
+    first: Tensor
+    second: Tensor
+
+
+class Bottlenecks:
+    """All evaluations of one solve: forward, again, and pulled back."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], moving: Sequence[bool], dtype: torch.dtype, x: Tensor
+    ) -> None:
+        self.moving, self.dtype, self.eps = list(moving), dtype, 1e-5
+        self.size = (x.shape[0], *x.shape[2:])
+        self.shapes = [tuple(t.shape[m:]) for t, m in zip(tensors, moving, strict=True)]
+        # Cast and laid out once for all evaluations, not once a step.
+        first, middle, last, *affine = tensors
+        layouts = [
+            first.flatten(-3).to(dtype).contiguous(),
+            middle.movedim(-3, -1).to(dtype).contiguous().movedim(-1, -3),
+            last.flatten(-3).to(dtype).contiguous(),
+            *(tensor.to(x.dtype).contiguous() for tensor in affine),
+        ]
+        self.ready = layouts
+        self.grads: list[Any] = [None] * len(tensors)
+
+    def weights(self, i: int) -> Weights:
+        """The weights of evaluation i."""
+        row = [t[i] if m else t for t, m in zip(self.ready, self.moving, strict=True)]
+        return Weights(
+            row[0], row[1], row[2], ((row[3], row[4]), (row[5], row[6]), (row[7], row[8]))
+        )
+
+    def forward(
+        self,
+        i: int,
+        x: Tensor,
+        statistics: tuple[Tensor, Tensor],
+        scale: float,
+        states: Sequence[tuple[float, Tensor]],
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Inner]:
+        """Σ c·state + scale·f(x), its statistics, and what was made inside."""
+        w = self.weights(i)
+        one = Norm(*w.norms[0], *statistics)
+        h, found = project(x, one, w.first, eps=self.eps)
+        assert found is not None
+        two = Norm(*w.norms[1], *found)
+        second = self._convolved(activate(h, two, dtype=self.dtype), w.middle)
+        three = Norm(*w.norms[2], *moments(second, self.eps))
+        new, following, _ = expand(second, three, w.last, scale, states, eps=self.eps, out=out)
+        assert following is not None
+        return new, following, Inner((one, two, three), h, second)
+
+    def again(self, i: int, h: Tensor, norms: tuple[Norm, Norm, Norm]) -> tuple[Tensor, Tensor]:
+        """The middle of evaluation i from its first product: activation and second product."""
+        active = activate(h, norms[1], dtype=self.dtype)
+        return active, self._convolved(active, self.weights(i).middle)
+
+    def pull(
+        self,
+        i: int,
+        x: Tensor,
+        inner: Inner,
+        active: Tensor,
+        g: Tensor,
+        scale: float,
+        cotangents: Sequence[tuple[float, Tensor]],
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Σ c·cotangent + the pullback of scale·g to x; gradients of the weights are stored."""
+        w, (one, two, three) = self.weights(i), inner.norms
+        g3, sums3, in_last = expand_backward(g, scale, inner.second, three, w.last)
+        g2 = activate_backward(g3, inner.second, three, sums3)
+        in_active, in_middle, _ = torch.ops.aten.convolution_backward(
+            self._images(g2),
+            self._images(active),
+            w.middle,
+            None,
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [True, True, False],
+        )
+        g2 = _rows(in_active)
+        sums2 = activate_sums(g2, inner.first, two)
+        g1 = activate_backward(g2, inner.first, two, sums2)
+        sums1, in_first = project_backward_sums(g1, x, one, w.first)
+        # Sums are the gradients of a norm's bias and weight, in this order.
+        affine = [part for sums in (sums1, sums2, sums3) for part in (sums[1], sums[0])]
+        self._store(i, [in_first, in_middle, in_last, *affine])
+        return project_backward(g1, x, one, w.first, sums1, cotangents, out=out)
+
+    def prepare_grads(self, tensors: Sequence[Tensor]) -> None:
+        """Room for gradients: rows are written once, constants summed."""
+        self.grads = [
+            torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            if m
+            else torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+            for t, m in zip(tensors, self.moving, strict=True)
+        ]
+
+    def skip(self, i: int) -> None:
+        """Evaluation i gets no gradient."""
+        for grad, m in zip(self.grads, self.moving, strict=True):
+            if m:
+                grad[i].zero_()
+
+    def _store(self, i: int, found: Sequence[Tensor]) -> None:
+        for grad, m, shape, value in zip(self.grads, self.moving, self.shapes, found, strict=True):
+            if m:
+                grad[i].copy_(value.view(shape) if value.is_contiguous() else value)
+            else:
+                grad += value.reshape(shape)
+
+    def _convolved(self, active: Tensor, kernel: Tensor) -> Tensor:
+        return _rows(F.conv2d(self._images(active), kernel, padding=1))
+
+    def _images(self, rows: Tensor) -> Tensor:
+        n, *space = self.size
+        return rows.view(n, *space, rows.shape[1]).permute(0, 3, 1, 2)
+
+
+def _rows(images: Tensor) -> Tensor:
+    """Images as a matrix of pixels by channels; a view where channels lie together."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])

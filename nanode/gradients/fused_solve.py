@@ -1,0 +1,284 @@
+"""Whole solves from fused evaluations: Euler, states kept or some of them; coupled Euler undone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanode.fields import BatchNorm
+from nanode.gradients.backprop import Backprop
+from nanode.gradients.checkpointed import Checkpointed
+from nanode.gradients.fused import NAMES, Bottlenecks, Inner, _rows, is_bottleneck
+from nanode.gradients.gradient import Gradient
+from nanode.gradients.once import once
+from nanode.gradients.problem import Problem
+from nanode.gradients.reversal import Reversal
+from nanode.kernels import Norm, expand, moments, project
+from nanode.solvers.invertible import Coupled
+from nanode.solvers.runge_kutta import Euler
+from nanode.solvers.stepper import State
+
+Norms = tuple[Norm, Norm, Norm]
+
+
+def serves(method: Gradient, problem: Problem, x: State) -> bool:
+    """Whether the fused kernels can run this solve."""
+    plan, stepper = problem.plan, problem.plan.stepper
+    coupled = isinstance(stepper, Coupled) and type(stepper.method) is Euler
+    return (
+        (coupled if isinstance(method, Reversal) else type(stepper) is Euler)
+        and isinstance(method, Backprop | Checkpointed | Reversal)
+        and len(x) == 1
+        and x[0].ndim == 4
+        and x[0].dtype in (torch.float32, torch.float64)
+        and not problem.conditioning.tensors
+        and plan.wanted == (plan.grid.steps,)
+        and not plan.check_finite
+        and torch.is_grad_enabled()
+        and is_bottleneck(plan.field)
+    )
+
+
+class Fused(Gradient):
+    """A gradient method by fused kernels, for solves that ``serves`` has accepted."""
+
+    def __init__(self, method: Gradient) -> None:
+        self.method = method
+
+    def solve(self, problem: Problem, x: State) -> list[State]:
+        """The state at the end."""
+        return fused_solve(self.method, problem, x)
+
+
+def fused_solve(method: Gradient, problem: Problem, x: State) -> list[State]:
+    """The state at the end, by fused kernels."""
+    plan = problem.plan
+    weights = plan.field.weights(plan.stages)
+    named = weights.moving | weights.constant
+    moving = [name in weights.moving for name in NAMES]
+    problem.evaluations.forward += len(plan.stages)
+    if not isinstance(method, Backprop):
+        problem.evaluations.backward += len(plan.stages)
+    run = _Run(method, problem, moving)
+    y: Tensor = _Fused.apply(run, x[0], *(named[name] for name in NAMES))
+    return [(y,)]
+
+
+class _Run:
+    """What one solve needs besides tensors."""
+
+    def __init__(self, method: Gradient, problem: Problem, moving: Sequence[bool]) -> None:
+        plan = problem.plan
+        self.method, self.moving = method, moving
+        self.widths = plan.widths
+        self.stepper = plan.stepper
+        module: Any = plan.field.module
+        self.norms: list[BatchNorm] = list(module)[::3]
+
+    def dtype(self, x: Tensor) -> torch.dtype:
+        """The precision of products: autocast's, or the state's."""
+        kind = x.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+    def record(self, seen: Sequence[Norms]) -> None:
+        """Move every evaluation's running statistics towards what was measured."""
+        for n, norm in enumerate(self.norms):
+            mean = torch.stack([norms[n].mean for norms in seen])
+            rstd = torch.stack([norms[n].rstd for norms in seen])
+            var = (rstd**-2 - norm.eps).clamp_min(0)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+            unbiased = var * (self.count / max(self.count - 1, 1))
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+
+    count = 0
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: _Run, x: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.run, ctx.shape, ctx.dtype = run, x.shape, run.dtype(x)
+        fields = Bottlenecks(tensors, run.moving, ctx.dtype, x)
+        fields.eps = run.norms[0].eps
+        rows = _rows(x)
+        run.count = rows.shape[0]
+        with torch.autocast(x.device.type, enabled=False):
+            forward = _coupled if isinstance(run.method, Reversal) else _euler
+            end, kept, inner, ctx.norms = forward(run, fields, rows)
+            run.record(ctx.norms)
+        ctx.sizes = len(kept), len(inner)
+        ctx.save_for_backward(
+            *tensors, *kept, *(part for each in inner for part in (each.first, each.second))
+        )
+        return _images(end, x.shape)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        run: _Run = ctx.run
+        tensors, rest = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        kept, flat = list(rest[: ctx.sizes[0]]), rest[ctx.sizes[0] :]
+        like = torch.empty(ctx.shape, dtype=grad.dtype, device="meta")
+        fields = Bottlenecks(tensors, run.moving, ctx.dtype, like)
+        fields.eps = run.norms[0].eps
+        fields.prepare_grads(tensors)
+        inner = [
+            Inner(norms, first, second)
+            for norms, first, second in zip(ctx.norms, flat[::2], flat[1::2], strict=False)
+        ]
+        g = _rows(grad.contiguous(memory_format=torch.channels_last))
+        with torch.autocast(grad.device.type, enabled=False):
+            if isinstance(run.method, Reversal):
+                in_x = _undo(run, fields, kept, ctx.norms, g)
+            elif isinstance(run.method, Checkpointed):
+                in_x = _resolve(run, fields, kept, ctx.norms, g)
+            else:
+                in_x = _back(run, fields, kept, inner, g)
+        return (None, _images(in_x, ctx.shape), *fields.grads)
+
+
+def _euler(
+    run: _Run, fields: Bottlenecks, x: Tensor
+) -> tuple[Tensor, list[Tensor], list[Inner], list[Norms]]:
+    """The end, states to keep, products to keep, and all norms."""
+    steps = len(run.widths)
+    everything = isinstance(run.method, Backprop)
+    starts = range(steps)
+    if isinstance(run.method, Checkpointed):
+        starts = run.method.bounds(steps)[:-1]  # type: ignore[assignment]
+    statistics, kept, inner, norms = moments(x, fields.eps), [], [], []
+    for k, h in enumerate(run.widths):
+        if k in starts:
+            kept.append(x)
+        x, statistics, made = fields.forward(k, x, statistics, h, [(1.0, x)])
+        norms.append(made.norms)
+        if everything:
+            inner.append(made)
+    return x, kept, inner, norms
+
+
+def _back(
+    run: _Run, fields: Bottlenecks, states: Sequence[Tensor], inner: Sequence[Inner], g: Tensor
+) -> Tensor:
+    """Euler steps pulled back, states and products at hand."""
+    return _pulled(run, fields, 0, states, inner, g, None)
+
+
+def _pulled(
+    run: _Run,
+    fields: Bottlenecks,
+    first: int,
+    states: Sequence[Tensor],
+    inner: Sequence[Inner],
+    g: Tensor,
+    out: Tensor | None,
+) -> Tensor:
+    """Steps ``first`` … pulled back; g is not overwritten unless it is ``out``."""
+    for n in reversed(range(len(states))):
+        i, h = first + n, run.widths[first + n]
+        active, _ = fields.again(i, inner[n].first, inner[n].norms)
+        g = fields.pull(i, states[n], inner[n], active, g, h, [(1.0, g)], out=out)
+        out = g
+    return g
+
+
+def _resolve(
+    run: _Run, fields: Bottlenecks, kept: Sequence[Tensor], norms: Sequence[Norms], g: Tensor
+) -> Tensor:
+    """Segment by segment, last to first: forward once more by remembered statistics, then back."""
+    assert isinstance(run.method, Checkpointed)
+    bounds = run.method.bounds(len(run.widths))
+    out = None
+    for n in reversed(range(len(kept))):
+        x, states, inner = kept[n], [], []
+        for i in range(bounds[n], bounds[n + 1]):
+            h = project(x, norms[i][0], fields.weights(i).first, eps=None)[0]
+            _, second = fields.again(i, h, norms[i])
+            states.append(x)
+            inner.append(Inner(norms[i], h, second))
+            if i + 1 < bounds[n + 1]:
+                last = fields.weights(i).last
+                x, _, _ = expand(second, norms[i][2], last, run.widths[i], [(1.0, x)])
+        g = _pulled(run, fields, bounds[n], states, inner, g, out)
+        out = g
+    return g
+
+
+def _coupled(
+    run: _Run, fields: Bottlenecks, x: Tensor
+) -> tuple[Tensor, list[Tensor], list[Inner], list[Norms]]:
+    """Coupled Euler: y ← λy + (1 − λ)z + h f(z), z ← z + h f(y)."""
+    assert isinstance(run.stepper, Coupled)
+    coupling = run.stepper.coupling
+    assert coupling is not None
+    statistics, norms = moments(x, fields.eps), []
+    y = z = x
+    for k, h in enumerate(run.widths):
+        # In place from the second step on: the first one's inputs are the caller's x.
+        mix = [(coupling, y), (1 - coupling, z)] if k else [(1.0, z)]
+        y, found, made = fields.forward(2 * k, z, statistics, h, mix, out=y if k else None)
+        norms.append(made.norms)
+        out = z if k else None
+        z, statistics, made = fields.forward(2 * k + 1, y, found, h, [(1.0, z)], out=out)
+        norms.append(made.norms)
+    return y, [y, z], [], norms
+
+
+def _undo(
+    run: _Run, fields: Bottlenecks, kept: Sequence[Tensor], norms: Sequence[Norms], g: Tensor
+) -> Tensor:
+    """The same backwards; gy carries its factor λ into the next accumulation."""
+    assert isinstance(run.stepper, Coupled)
+    coupling = run.stepper.coupling
+    assert coupling is not None
+    y, z = kept
+    y_out: Tensor | None = None
+    z_out: Tensor | None = None
+    gy, factor = g, 1.0
+    gz: Tensor | None = None  # nobody looks at z at the end
+    gy_out: Tensor | None = None
+    last = 2 * len(run.widths) - 1
+    h1 = project(y, norms[last][0], fields.weights(last).first, eps=None)[0]
+    for k in reversed(range(len(run.widths))):
+        h, a, b = run.widths[k], 2 * k, 2 * k + 1
+        active, second = fields.again(b, h1, norms[b])
+        into = (norms[a][0], fields.weights(a).first)
+        z, _, before = expand(
+            second, norms[b][2], fields.weights(b).last, -h, [(1.0, z)], out=z_out, following=into
+        )
+        z_out = z
+        if gz is None:
+            fields.skip(b)
+        else:
+            inner = Inner(norms[b], h1, second)
+            gy = gy_out = fields.pull(b, y, inner, active, gz, h, [(factor, gy)], out=gy_out)
+        assert before is not None
+        active, second = fields.again(a, before, norms[a])
+        following = (norms[a - 1][0], fields.weights(a - 1).first) if k else None
+        # y' = λy + (1 − λ)z + hf, hence y = y'/λ + (1 − 1/λ)z − hf/λ.
+        y, _, after = expand(
+            second,
+            norms[a][2],
+            fields.weights(a).last,
+            -h / coupling,
+            [(1 / coupling, y), (1 - 1 / coupling, z)],
+            out=y_out,
+            following=following,
+        )
+        y_out = y
+        inner = Inner(norms[a], before, second)
+        # At the first step y and z are both x, which gets all of gy.
+        flowing = [(1 - coupling if k else 1.0, gy)]
+        if gz is not None:
+            flowing.insert(0, (1.0, gz))
+        gz = fields.pull(a, z, inner, active, gy, h, flowing, out=gz)
+        factor = coupling
+        if after is not None:
+            h1 = after
+    assert gz is not None
+    return gz
+
+
+def _images(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    n, channels, *space = shape
+    return rows.view(n, *space, channels).permute(0, 3, 1, 2)
