@@ -127,26 +127,37 @@ def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
 def _gradients(
     block: ODEBlock, method: Gradient, x: Any, conditioning: tuple[Any, ...], seed: int
 ) -> dict[str, Tensor]:
-    """Gradients of a random linear function of the output in x and every parameter."""
+    """Gradients of a random linear function of the output, in x, conditioning and parameters."""
     twin = copy.deepcopy(block)
     twin.gradient = method
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # how wrong it is, is what is being measured
         twin.regrid(block.steps)  # refuses what the method can't serve
     torch.manual_seed(seed)
-    x = tree_map(lambda part: part.detach().clone().requires_grad_(), x)
+    x, conditioning = tree_map(_leaf, (x, conditioning))
     result = tree_flatten(twin(x, *conditioning))[0]
     generator = torch.Generator().manual_seed(0)
     loss = sum(
         (part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in result
     )
     named = {name: p for name, p in twin.named_parameters() if p.requires_grad}
-    named |= {f"x{n or ''}": part for n, part in enumerate(tree_flatten(x)[0])}
+    for label, values in (("x", x), ("conditioning", conditioning)):
+        leaves = [part for part in tree_flatten(values)[0] if _differentiable(part)]
+        named |= {f"{label}{n or ''}": part for n, part in enumerate(leaves)}
     grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {
         name: torch.zeros_like(tensor) if grad is None else grad
         for (name, tensor), grad in zip(named.items(), grads, strict=True)
     }
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _leaf(value: Any) -> Any:
+    """A tensor that can have a gradient as a leaf of its own; anything else as it is."""
+    return value.detach().clone().requires_grad_() if _differentiable(value) else value
 
 
 def _compare(method: str, name: str, found: Tensor, expected: Tensor) -> Comparison:

@@ -85,3 +85,20 @@ def test_adaptive_blocks_are_refused():
 def test_an_adaptive_solve_has_no_drift():
     block = nanode.ODEBlock(nanode.Autonomous(torch.nn.Linear(3, 3)), solver=nanode.Adaptive())
     assert nanode.reversal_drift(block, torch.randn(2, 3)) is None
+
+
+def test_conditioning_is_compared_too():
+    class Steered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x, push, power):
+            return torch.tanh(self.linear(x)) + push**power
+
+    field = nanode.TimeVarying(Steered().double(), nanode.Legendre(degree=1))
+    steered = nanode.ODEBlock(field, 4, nanode.Coupled())
+    push = torch.linspace(0.5, 1, 3, dtype=torch.float64)
+    report = nanode.check_gradients(steered, X, push, 2)
+    rows = {row.name: row.error for row in report.rows if row.method == "Reversal"}
+    assert rows["conditioning"] < 1e-13
