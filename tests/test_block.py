@@ -28,15 +28,6 @@ RECOMPUTING = EXACT[1:]
 ROUNDING = 1e-12
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_a_fixed_seed():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(gradient=None, solver=None, steps=4, net=None, **settings):
     field = moving(nanode.Bucketed(4), net=net, overrides={"*bias": None})
     return nanode.ODEBlock(field, steps, solver, gradient, **settings)

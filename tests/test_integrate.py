@@ -12,15 +12,6 @@ import nanode
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def one_thread_and_a_fixed_seed():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 def decay(t, x):
     return -x
 
