@@ -4,7 +4,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread_and_a_fixed_seed():
-    """Tensors here are too small to share: threads would spend their time waiting for each other."""
+    """Tensors here are too small to share: threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
