@@ -1,0 +1,61 @@
+"""Norm statistics found anew over a number of batches, each batch counting the same.
+
+Running statistics lag behind the weights, and those of averaged weights were never seen. Before the
+last evaluation they are replaced by plain means over training batches.
+
+Note *reading a batch's own statistics*: a norm's momentum may be baked into compiled code, so it
+can't be changed for the occasion. Instead the running statistics are set to zero before each batch;
+after it they are momentum × the batch's.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from nanode.fields import BatchNorm
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, forward: nn.Module, batches: Iterable[Tensor]) -> int:
+    """Replace the statistics of every norm by their means over these batches; returns how many.
+
+    ``forward`` is what is called: the model itself, or its compiled form. Random layers are off.
+    """
+    norms = [
+        part
+        for part in model.modules()
+        if isinstance(part, BatchNorm)
+        or (isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats)
+    ]
+    if not norms:
+        return 0
+    if any(norm.momentum == 0 for norm in norms):
+        raise ValueError("a norm of momentum 0 ignores every batch; give it a momentum above 0")
+    was_training = model.training
+    model.eval()
+    for norm in norms:
+        norm.train()
+    running = [(norm, s) for norm in norms for s in (norm.running_mean, norm.running_var)]
+    totals = [torch.zeros_like(s, dtype=torch.float64) for _, s in running if s is not None]
+    count = 0
+    for images in batches:
+        for norm, statistic in running:
+            assert statistic is not None
+            statistic.zero_()
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+                assert norm.num_batches_tracked is not None
+                norm.num_batches_tracked.zero_()
+        forward(images)
+        for (norm, statistic), total in zip(running, totals, strict=True):
+            assert statistic is not None
+            # Without a momentum, torch's norm takes the first batch as it is.
+            total += statistic.double() / (1.0 if norm.momentum is None else norm.momentum)
+        count += 1
+    if not count:
+        raise ValueError("calibration needs at least one batch, got none")
+    for (_, statistic), total in zip(running, totals, strict=True):
+        assert statistic is not None
+        statistic.copy_(total / count)
+    model.train(was_training)
+    return count

@@ -1,0 +1,112 @@
+"""Checkpoints: weights as safetensors, the rest as a file that loads without running code.
+
+A run folder keeps the last checkpoint, the best weights on validation and the final ones:
+
+    checkpoints/step-00001408/weights.safetensors   the model, and the average under ``average/``
+    checkpoints/step-00001408/state.pt              optimizer, random state, position, curves
+    best.safetensors, final.safetensors             what is evaluated: averaged weights and buffers
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nanode.training.config import TrainConfig, differences
+from nanode.training.files import write_atomically
+
+_AVERAGE = "average/"
+
+
+def save_weights(path: Path, tensors: dict[str, Tensor], **notes: Any) -> None:
+    """Write named tensors, all or nothing, with notes in the file's header."""
+    # Copies: safetensors refuses tensors that share memory, as tied weights do.
+    own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    header = {key: json.dumps(value) for key, value in notes.items()}
+    write_atomically(path, lambda half: save_file(own, half, metadata=header))
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Put the weights of a file into a model."""
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as why:
+        raise ValueError(f"the weights in {path} don't fit the model: {why}") from why
+
+
+def weights_notes(path: Path) -> dict[str, Any]:
+    """The notes in the header of a file of weights."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+    except (OSError, SafetensorError) as why:
+        raise ValueError(f"the weights in {path} can't be read: {why}") from why
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    average: dict[str, Tensor],
+    state: dict[str, Any],
+) -> Path:
+    """Write a checkpoint, then remove the ones before it."""
+    target = folder / "checkpoints" / f"step-{step:08d}"
+    target.parent.mkdir(exist_ok=True)
+    if not target.exists():
+        named = model.state_dict() | {f"{_AVERAGE}{name}": w for name, w in average.items()}
+
+        def write(half: Path) -> None:
+            half.mkdir()
+            save_weights(half / "weights.safetensors", named)
+            torch.save(state, half / "state.pt")
+
+        write_atomically(target, write)
+    for other in target.parent.iterdir():
+        if other != target:
+            shutil.rmtree(other, ignore_errors=True)
+    return target
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder, if there is one."""
+    found = sorted((folder / "checkpoints").glob("step-*"))
+    return found[-1] if found else None
+
+
+def load_checkpoint(
+    checkpoint: Path, model: nn.Module, config: TrainConfig
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Put a checkpoint's weights into the model; returns the average and the rest of the state."""
+    try:
+        state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+        named = load_file(checkpoint / "weights.safetensors")
+    except Exception as why:
+        raise ValueError(
+            f"the checkpoint {checkpoint} can't be read ({why}); delete it to start over"
+        ) from why
+    check_same(state["config"], config, str(checkpoint))
+    average = {
+        name.removeprefix(_AVERAGE): named.pop(name)
+        for name in list(named)
+        if name.startswith(_AVERAGE)
+    }
+    try:
+        model.load_state_dict(named)
+    except RuntimeError as why:
+        raise ValueError(f"the checkpoint {checkpoint} is of another model: {why}") from why
+    return average, state
+
+
+def check_same(stored: dict[str, Any], config: TrainConfig, where: str) -> None:
+    """Refuse to go on with what another configuration began."""
+    if found := differences(stored, config.as_dict()):
+        raise ValueError(
+            f"{where} belongs to another configuration: {', '.join(found)}; resume with its own "
+            "configuration, or name another run folder"
+        )

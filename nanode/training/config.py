@@ -1,0 +1,223 @@
+"""The configuration of a training run: frozen dataclasses that check themselves."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from nanode.training.values import check_choice, check_count, check_flag, check_number
+
+OPTIMIZERS = ("sgd", "adamw")
+SCHEDULES = ("one-cycle", "cosine")
+PENALTIES = ("coefficients", "function", "smoothness")
+PRECISIONS = ("32-true", "bf16-mixed")
+#: What may differ between the two halves of an interrupted run: it changes no result but rounding.
+NEUTRAL = ("data_root", "device", "log_every", "checkpoint_every", "tensorboard", "progress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How a gradient moves the weights; weight decay acts on weight tensors only."""
+
+    name: str = "sgd"
+    #: The highest learning rate of the schedule.
+    lr: float = 0.1
+    weight_decay: float = 5e-4
+    #: SGD only.
+    momentum: float = 0.9
+    #: SGD only.
+    nesterov: bool = True
+    #: AdamW only.
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer.name", self.name, OPTIMIZERS)
+        check_number("optimizer.lr", self.lr, above=0)
+        check_number("optimizer.weight_decay", self.weight_decay, least=0)
+        check_number("optimizer.momentum", self.momentum, least=0, below=1)
+        check_flag("optimizer.nesterov", self.nesterov)
+        if len(self.betas) != 2:
+            raise ValueError(f"optimizer.betas must be two numbers, got {self.betas!r}")
+        for beta in self.betas:
+            check_number("optimizer.betas", beta, least=0, below=1)
+        foreign = ("betas",) if self.name == "sgd" else ("momentum", "nesterov")
+        defaults = {part.name: part.default for part in fields(self)}
+        for key in foreign:
+            if getattr(self, key) != defaults[key]:
+                raise ValueError(
+                    f"optimizer.{key} does nothing with optimizer.name {self.name!r}; leave it out"
+                )
+        if self.name == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError(
+                "optimizer.nesterov needs a momentum above 0, got 0; set optimizer.nesterov to "
+                "false for plain gradient descent"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over the steps of a run, as shares of ``optimizer.lr``."""
+
+    name: str = "one-cycle"
+    #: The share of all steps in which the rate rises.
+    warmup: float = 0.25
+    #: The rate of the first step (with a warm-up) and of the last.
+    start: float = 0.04
+    end: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_choice("schedule.name", self.name, SCHEDULES)
+        check_number("schedule.warmup", self.warmup, least=0, below=1)
+        check_number("schedule.start", self.start, least=0, most=1)
+        check_number("schedule.end", self.end, least=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """What happens to training images; all off by default."""
+
+    #: Pixels of padding around an image before a random crop to its size.
+    crop: int = 0
+    #: What the padding shows: black (``zero``) or the mirrored image (``reflect``).
+    border: str = "zero"
+    #: Mirror half of the images.
+    flip: bool = False
+    #: The side of a square that is blanked out at a random place; 0 is none.
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("augment.crop", self.crop, least=0)
+        check_choice("augment.border", self.border, ("zero", "reflect"))
+        check_flag("augment.flip", self.flip)
+        check_count("augment.cutout", self.cutout, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyConfig:
+    """A penalty on moving weights, added to the loss."""
+
+    name: str = "smoothness"
+    #: What the penalty is multiplied by; 0 leaves it out.
+    weight: float = 0.0
+    #: Which derivative of the weights ``smoothness`` keeps small.
+    derivative: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("penalty.name", self.name, PENALTIES)
+        check_number("penalty.weight", self.weight, least=0)
+        check_count("penalty.derivative", self.derivative)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a run.
+
+    >>> config = TrainConfig(data="digits", model="auto", preset="tiny", batch_size=64)
+    >>> config.optimizer.lr
+    0.1
+    >>> TrainConfig(data="digits", model="auto", epochs=0)
+    Traceback (most recent call last):
+    ValueError: epochs must be a whole number of at least 1, got 0
+    """
+
+    data: str
+    model: str
+    preset: str = "paper"
+    #: Further keywords of ``nanode.models.create``: steps, solver, gradient, scale …
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    epochs: int = 16
+    batch_size: int = 512
+    precision: str = "32-true"
+    label_smoothing: float = 0.0
+    #: The largest norm of the gradient; null leaves gradients alone.
+    clip: float | None = None
+    #: The decay of the weight average that is evaluated; null evaluates the weights themselves.
+    average: float | None = 0.999
+    #: Training batches over which norm statistics are found anew at the end; 0 keeps the old ones.
+    calibration: int = 40
+    #: Training images held out for choices; null holds out a tenth, 0 trains on all.
+    validation: int | None = None
+    #: Which weights the final metrics belong to: the ``last``, or the ``best`` on validation.
+    select: str = "last"
+    #: Whether the final weights are tested; runs that serve a choice must not look.
+    test: bool = True
+    compile: bool = False
+    channels_last: bool = False
+    #: Time a training step with and without its flows at the end, for the share of the flows.
+    profile: bool = False
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
+    data_root: str | None = None
+    #: ``auto`` takes a GPU where there is one.
+    device: str = "auto"
+    #: Steps between two looks at the losses; each look makes a GPU wait.
+    log_every: int = 50
+    #: Steps between checkpoints inside an epoch; null writes one at the end of each epoch.
+    checkpoint_every: int | None = None
+    tensorboard: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("data", "model", "preset"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} must be a name, got {value!r}")
+        if not isinstance(self.options, dict) or not _is_plain(self.options):
+            raise ValueError(
+                "options must map keywords to plain values (numbers, text, true or false, lists), "
+                f"got {self.options!r}"
+            )
+        check_count("seed", self.seed, least=0)
+        for name in ("epochs", "batch_size", "log_every"):
+            check_count(name, getattr(self, name))
+        check_count("calibration", self.calibration, least=0)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("select", self.select, ("last", "best"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        check_number("label_smoothing", self.label_smoothing, least=0, below=1)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=0)
+        if self.average is not None:
+            check_number("average", self.average, least=0, below=1)
+        if self.checkpoint_every is not None:
+            check_count("checkpoint_every", self.checkpoint_every)
+        if self.validation is not None:
+            check_count("validation", self.validation, least=0)
+        for name in ("test", "compile", "channels_last", "profile", "tensorboard", "progress"):
+            check_flag(name, getattr(self, name))
+        if self.validation == 0 and self.select == "best":
+            raise ValueError('select: best needs held-out images, got validation: 0; use "last"')
+        if self.validation == 0 and not self.test:
+            raise ValueError(
+                "a run with validation: 0 and test: false measures nothing; allow one of the two"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested plain values, as written to YAML and JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def _is_plain(options: dict[Any, Any]) -> bool:
+    try:
+        json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return all(isinstance(key, str) for key in options)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
+    """The dotted keys whose values decide results and differ, with both values."""
+    found = []
+    for key in dict.fromkeys([*one, *other]):
+        if not path and key in NEUTRAL:
+            continue
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{path}{key}.")
+        elif a != b:
+            found.append(f"{path}{key} ({a!r} there, {b!r} here)")
+    return found

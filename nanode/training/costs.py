@@ -1,0 +1,161 @@
+"""What one training step of a model costs: memory, and the share of time spent in its flows.
+
+Everything is measured on a copy, so that a run isn't changed by being measured.
+"""
+
+import copy
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanode.analysis import measure_memory
+from nanode.bases import Basis
+from nanode.block import ODEBlock
+from nanode.training.records import Costs, Flow
+from nanode.training.session import Session, compiled
+
+
+def flows(model: nn.Module) -> dict[str, ODEBlock]:
+    """The flows of a model, by name."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, ODEBlock)}
+
+
+def describe(name: str, block: ODEBlock) -> Flow:
+    """How a flow is solved, in words."""
+    bases = dict.fromkeys(repr(part) for part in block.field.modules() if isinstance(part, Basis))
+    return Flow(
+        name=name,
+        field=f"{type(block.field).__name__}({', '.join(bases)})",
+        steps=str(block.steps),
+        solver=repr(block.solver),
+        gradient=repr(block.gradient),
+        scale=float(block.scale),
+        augment=block.augment,
+    )
+
+
+def measure_costs(session: Session) -> Costs:
+    """Bytes of one training step on one batch, by a copy of the session's model."""
+    config = session.config
+    images, labels = session.batches.batch(0, 0)
+    devices = [images.device] if images.is_cuda else []
+    with torch.random.fork_rng(devices):
+        model = copy.deepcopy(session.model).train()
+        inputs = _inputs(model, images, session)
+        blocks = flows(model)
+        with session.fabric.autocast():
+            found = [measure_memory(blocks[name], *given) for name, given in inputs.items()]
+        saved = _saved_bytes(model, images, labels, session)
+        share = _time_share(model, inputs, images, labels, session) if config.profile else None
+    moved = {id(p): p for block in blocks.values() for p in block.parameters()}
+    return Costs(
+        batch_size=config.batch_size,
+        precision=config.precision,
+        parameters=sum(p.numel() for p in model.parameters()),
+        parameter_bytes=sum(_size(p) for p in model.parameters()),
+        flow_parameter_bytes=sum(_size(p) for p in moved.values()),
+        flow_activation_bytes=sum(memory.held for memory in found),
+        flow_table_bytes=sum(memory.table_held for memory in found),
+        flow_peak_bytes=max((memory.peak for memory in found), default=0),
+        saved_bytes=saved,
+        flow_time_share=share,
+    )
+
+
+def _inputs(model: nn.Module, images: Tensor, session: Session) -> dict[str, tuple[Any, ...]]:
+    """What each flow is given in one forward pass."""
+    given: dict[str, tuple[Any, ...]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def first(block: nn.Module, inputs: tuple[Any, ...]) -> None:
+            given.setdefault(name, inputs)
+
+        return first
+
+    hooks = [block.register_forward_pre_hook(note(name)) for name, block in flows(model).items()]
+    with torch.no_grad(), session.fabric.autocast():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    return given
+
+
+class _Saved:
+    """A tensor that autograd holds for the backward pass."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _saved_bytes(model: nn.Module, images: Tensor, labels: Tensor, session: Session) -> int:
+    """Bytes that autograd holds between the passes, each storage once, parameters left out."""
+    # Weakly: what is saved and dropped again inside the forward pass isn't held.
+    alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
+
+    def pack(tensor: Tensor) -> _Saved:
+        saved = _Saved(tensor)
+        alive.add(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+        loss = _loss(model, images, labels, session)
+    storages = [saved.tensor.untyped_storage() for saved in alive]
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    own.add(images.untyped_storage().data_ptr())
+    sizes = {s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in own}
+    del loss  # held until here, with all it saved
+    return sum(sizes.values())
+
+
+def _loss(forward: nn.Module, images: Tensor, labels: Tensor, session: Session) -> Tensor:
+    with session.fabric.autocast():
+        logits = forward(images)
+    return F.cross_entropy(logits.float(), labels)
+
+
+def _time_share(
+    model: nn.Module,
+    inputs: dict[str, tuple[Any, ...]],
+    images: Tensor,
+    labels: Tensor,
+    session: Session,
+) -> float:
+    """The time of the flows alone over that of the whole model, forward and backward."""
+    wrap = compiled if session.config.compile else lambda module: module
+    forward = wrap(model)
+    blocks = {name: wrap(block) for name, block in flows(model).items() if name in inputs}
+
+    def whole() -> None:
+        _loss(forward, images, labels, session).backward()
+
+    def alone() -> None:
+        for name, (x, *conditioning) in inputs.items():
+            with session.fabric.autocast():
+                y = blocks[name](x.detach().requires_grad_(), *conditioning)
+            y.backward(torch.ones_like(y))
+
+    share = _seconds(alone, images.device) / _seconds(whole, images.device)
+    if session.config.compile:
+        torch.compiler.reset()  # the run itself must not count as one model more
+    return share
+
+
+def _seconds(work: Callable[[], None], device: torch.device, times: int = 5) -> float:
+    """The shortest of a few runs."""
+    found = []
+    for _ in range(times + 2):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found[2:])
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,163 @@
+"""Configurations as YAML: read with the file and the key in every message, written, shipped."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from nanode.training.config import TrainConfig
+from nanode.training.files import write_text
+from nanode.training.values import check_choice, nearest
+
+T = TypeVar("T")
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """Read a configuration from a YAML file."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise ValueError(f"can't read the configuration {path}: {why}") from why
+    return parse_config(text, str(path))
+
+
+def save_config(config: TrainConfig, path: str | Path) -> None:
+    """Write a configuration, all keys of it, as YAML."""
+    write_text(Path(path), yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True))
+
+
+def parse_config(text: str, where: str = "the configuration") -> TrainConfig:
+    """A configuration from YAML text; ``where`` names it in errors.
+
+    >>> parse_config("{data: digits, model: auto, epoch: 3}", "my.yaml")
+    Traceback (most recent call last):
+    ValueError: my.yaml: unknown key 'epoch'. Did you mean 'epochs'?
+    >>> parse_config("{data: digits, model: auto, optimizer: {lr: 5e-2}}").optimizer.lr
+    0.05
+    """
+    try:
+        document = yaml.load(text, _Loader)
+    except yaml.YAMLError as why:
+        raise ValueError(f"{where} is no YAML: {why}") from why
+    return from_mapping(TrainConfig, document, where)
+
+
+def recipe_names() -> list[str]:
+    """The configurations that come with the package."""
+    folder = resources.files("nanode.training").joinpath("recipes")
+    names = [entry.name for entry in folder.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def recipe(name: str) -> TrainConfig:
+    """A configuration that comes with the package.
+
+    >>> recipe("table1").optimizer.momentum
+    0.9
+    """
+    check_choice("the recipe", name, recipe_names())
+    entry = resources.files("nanode.training").joinpath("recipes", f"{name}.yaml")
+    return parse_config(entry.read_text(encoding="utf-8"), f"the recipe {name}")
+
+
+def from_mapping(kind: type[T], document: Any, where: str, path: str = "") -> T:
+    """A dataclass from nested mappings; values are brought to their declared types."""
+    if not isinstance(document, Mapping):
+        here = path.rstrip(".") or "the document"
+        raise ValueError(f"{where}: {here} must map keys to values, got {document!r}")
+    hints = get_type_hints(kind)
+    parts = fields(kind)  # type: ignore[arg-type]
+    for key in document:
+        if key not in hints:
+            raise ValueError(f"{where}: unknown key {path + str(key)!r}{_meant(key, kind, path)}")
+    missing = [
+        part.name
+        for part in parts
+        if part.name not in document and part.default is MISSING and part.default_factory is MISSING
+    ]
+    if missing:
+        raise ValueError(f"{where}: the key {path + missing[0]!r} is missing")
+    values = {
+        key: _typed(value, hints[key], where, f"{path}{key}") for key, value in document.items()
+    }
+    try:
+        return kind(**values)
+    except ValueError as why:
+        raise ValueError(f"{where}: {why}") from why
+
+
+def _typed(value: Any, hint: Any, where: str, key: str) -> Any:
+    """A value brought to its declared type, where that loses nothing."""
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return from_mapping(hint, value, where, f"{key}.")
+    if get_origin(hint) is UnionType:
+        if value is None and NoneType in get_args(hint):
+            return None
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+        return _typed(value, hint, where, key)
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return tuple(_typed(part, get_args(hint)[0], where, key) for part in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    plain = get_origin(hint) or hint
+    right = isinstance(value, plain) and not (plain is int and isinstance(value, bool))
+    if hint is not Any and not right:
+        raise ValueError(
+            f"{where}: {key} must be {_WORDS[plain]}, got {value!r} ({type(value).__name__})"
+        )
+    return value
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+def _meant(key: object, kind: type[Any], path: str) -> str:
+    """The key that was meant: a near one here, or the same word in a nested mapping."""
+    hints = get_type_hints(kind)
+    nested = [f"{name}.{key}" for name, hint in hints.items() if key in _keys(hint)]
+    if nested:
+        return f". Did you mean {path + nested[0]!r}?"
+    return nearest(path + str(key), [path + name for name in hints])
+
+
+def _keys(hint: Any) -> list[str]:
+    return [part.name for part in fields(hint)] if is_dataclass(hint) else []
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers may be written 5e-4, and in which no key is given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
+    return float(str(loader.construct_scalar(node)))
+
+
+# PyYAML follows YAML 1.1, where 5e-4 is a word.
+_Loader.add_implicit_resolver(
+    "!exponent", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+_Loader.add_constructor("!exponent", _number)

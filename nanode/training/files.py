@@ -1,0 +1,55 @@
+"""Files that are there whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Have ``write`` make a file or folder beside ``path``, then put it there in one move.
+
+    What was at ``path`` stays until then, and stays if writing fails.
+    """
+    half = path.with_name(f".{path.name}.{os.getpid()}.half")
+    try:
+        write(half)
+        _reach_disk(half)
+        os.replace(half, path)
+    finally:
+        _remove(half)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text to a file, all or nothing."""
+    write_atomically(path, lambda half: _write(half, text))
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that can't be written to or made; makes nothing."""
+    place = folder.absolute()
+    while not place.exists() and place.parent != place:
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"the run folder {folder} can't be made: {place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"no permission to write the run folder {folder}; name another one")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _reach_disk(path: Path) -> None:
+    """Wait until what was written is on the disk: a move alone may survive a crash without it."""
+    parts = [path] if path.is_file() else [part for part in path.rglob("*") if part.is_file()]
+    for part in parts:
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,86 @@
+"""What a run tells while it runs: a log of JSON lines, a progress line, TensorBoard on request."""
+
+import json
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nanode.training.files import write_text
+
+
+class Journal:
+    """Writes ``log.jsonl``: one line a step with its loss and rate, one an epoch with metrics.
+
+    Opened at a step, it forgets what an interrupted session wrote after that step.
+    """
+
+    def __init__(self, folder: Path, step: int, *, tensorboard: bool, progress: bool) -> None:
+        self._path = folder / "log.jsonl"
+        self._board = _board(folder, step) if tensorboard else None
+        self._progress = progress
+        self._shown = 0.0
+        kept = []
+        if step and self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue  # cut off in the middle
+                if entry["step"] <= step:
+                    kept.append(line + "\n")
+        write_text(self._path, "".join(kept))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, step: int, **values: Any) -> None:
+        """One line, under ``step`` steps taken."""
+        self._file.write(json.dumps({"step": step} | values) + "\n")
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Have all lines reach the file."""
+        self._file.flush()
+
+    def show(self, text: str, *, done: bool = False) -> None:
+        """Replace the progress line, on a terminal a few times a second; ``done`` ends it."""
+        if not self._progress:
+            return
+        terminal = sys.stderr.isatty()
+        if done or (terminal and time.monotonic() - self._shown > 0.2):
+            self._shown = time.monotonic()
+            start, clear = ("\r", "\x1b[K") if terminal else ("", "")
+            sys.stderr.write(f"{start}{text}{clear}" + ("\n" if done else ""))
+            sys.stderr.flush()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def check_tensorboard() -> None:
+    """Say how to get TensorBoard where it is missing."""
+    if find_spec("tensorboard") is None:
+        raise ValueError(
+            "tensorboard: true needs TensorBoard, which isn't installed: pip install tensorboard"
+        )
+
+
+def _board(folder: Path, step: int) -> Any:
+    check_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step or None)

@@ -1,0 +1,74 @@
+"""How far a run is, and how long it took: what a checkpoint keeps beside weights and optimizer."""
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from nanode.training.records import Epoch, Times
+
+
+@dataclass
+class Progress:
+    """The place in a run and what was found on the way."""
+
+    step: int = 0
+    #: The sum of the losses of the current epoch, and how many.
+    loss_sum: float = 0.0
+    losses: int = 0
+    #: The best validation accuracy so far.
+    best: float | None = None
+    curves: list[Epoch] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Progress":
+        """The same again."""
+        return cls(**state | {"curves": [Epoch(**point) for point in state["curves"]]})
+
+
+class Clock:
+    """Times a session: its first step apart, then stretches of steps between looks at the losses.
+
+    Reading a loss makes a GPU finish its work, so a stretch that ends with one is timed truly.
+    """
+
+    def __init__(self, earlier: Times, batch_size: int) -> None:
+        self._earlier = replace(earlier, sessions=earlier.sessions + 1)
+        self._batch_size = batch_size
+        self._opened = self._since = time.perf_counter()
+        self._first = True
+
+    @property
+    def first(self) -> bool:
+        """Whether the first step is still to come."""
+        return self._first
+
+    def start(self) -> None:
+        """A stretch of steps begins."""
+        self._since = time.perf_counter()
+
+    def stop(self, steps: int) -> None:
+        """So many steps were finished since ``start``; the next stretch begins."""
+        now = time.perf_counter()
+        spent, self._since = now - self._since, now
+        before = self._earlier
+        if self._first:
+            self._first = False
+            self._earlier = replace(before, first_steps=before.first_steps + spent)
+        else:
+            self._earlier = replace(
+                before, steps=before.steps + spent, counted=before.counted + steps
+            )
+
+    def times(self) -> Times:
+        """All sessions so far."""
+        now = self._earlier
+        images = now.counted * self._batch_size
+        return replace(
+            now,
+            total=now.total + time.perf_counter() - self._opened,
+            images_per_second=images / now.steps if now.counted else None,
+        )

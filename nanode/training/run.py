@@ -1,0 +1,188 @@
+"""A whole run: train, evaluate, and one folder with all that came of it.
+
+config.yaml        the configuration
+run.json           the record, rewritten after each epoch
+log.jsonl          one line a step and one an epoch
+checkpoints/       where to resume
+best.safetensors   the best weights on validation
+final.safetensors  the weights that the final metrics belong to
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nanode.training.calibration import calibrate
+from nanode.training.checkpoints import (
+    check_same,
+    last_checkpoint,
+    load_checkpoint,
+    load_weights,
+    weights_notes,
+)
+from nanode.training.config import TrainConfig
+from nanode.training.costs import describe, flows, measure_costs
+from nanode.training.documents import save_config
+from nanode.training.environment import commit, hardware, now, versions
+from nanode.training.evaluation import Score, score
+from nanode.training.files import check_writable
+from nanode.training.journal import Journal
+from nanode.training.loop import Diverged, Loop, restore_random
+from nanode.training.progress import Clock, Progress
+from nanode.training.records import Metrics, RunRecord, Times
+from nanode.training.session import (
+    Session,
+    evaluation_batches,
+    load_data,
+    make_fabric,
+    make_model,
+    prepare,
+)
+from nanode.training.values import check_choice
+
+
+def train(config: TrainConfig, run_folder: str | Path, resume: bool = True) -> RunRecord:
+    """Train a model from start to end, or on from where an earlier call was interrupted.
+
+    A finished run is not repeated: its record is returned. With ``resume=False`` the folder must
+    not hold a run. The caller's random state is left alone.
+
+    Raises ``Diverged`` at a loss that is no finite number; ``run.json`` then says "failed".
+    """
+    folder = Path(run_folder)
+    check_writable(folder)
+    earlier = _earlier(config, folder, resume)
+    if earlier is not None and earlier.status == "finished":
+        return earlier
+    if earlier is not None and earlier.status == "failed":
+        raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
+    clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        return _train(prepare(config), folder, earlier, clock)
+
+
+def evaluate(run_folder: str | Path, split: str = "test", device: str | None = None) -> Score:
+    """Loss and accuracy of a finished run's final weights, with their stored norm statistics."""
+    check_choice("split", split, ("train", "validation", "test"))
+    model, config = load_model(run_folder)
+    if device is not None:
+        config = replace(config, device=device)
+    fabric = make_fabric(config)
+    model = model.to(fabric.device)
+    data = load_data(config)
+    images = {"train": data.train, "validation": data.validation, "test": data.test}[split]
+    if images is None:
+        raise ValueError(f"the run in {run_folder} held out no images (validation: 0)")
+    batches = evaluation_batches(config, images.to(fabric.device))
+    return score(model, model, batches, fabric.autocast())
+
+
+def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
+    """The model of a finished run with its final weights, in eval mode, and its configuration."""
+    folder = Path(run_folder)
+    record = RunRecord.load(folder / "run.json")
+    if record.status != "finished":
+        raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
+    path = folder / "final.safetensors"
+    notes = weights_notes(path)
+    model = make_model(record.config, notes["channels"], notes["classes"])
+    load_weights(path, model)
+    return model.eval(), record.config
+
+
+def _earlier(config: TrainConfig, folder: Path, resume: bool) -> RunRecord | None:
+    """The record of a run that this folder already holds."""
+    path = folder / "run.json"
+    if not path.exists():
+        return None
+    if not resume:
+        raise ValueError(
+            f"{folder} holds a run already; resume it with resume=True, or name another folder"
+        )
+    record = RunRecord.load(path)
+    check_same(record.config.as_dict(), config, str(folder))
+    return record
+
+
+def _train(session: Session, folder: Path, earlier: RunRecord | None, clock: Clock) -> RunRecord:
+    config = session.config
+    progress = _resumed(session, folder) if earlier is not None else Progress()
+    record = _opened(session, earlier)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder / "config.yaml")
+    with Journal(
+        folder, progress.step, tensorboard=config.tensorboard, progress=config.progress
+    ) as journal:
+        loop = Loop(session, folder, journal, clock, progress)
+
+        def saved(**changes: object) -> RunRecord:
+            curves = tuple(progress.curves)
+            known = replace(record, curves=curves, times=clock.times(), **changes)  # type: ignore[arg-type]
+            known.save(folder / "run.json")
+            return known
+
+        saved()
+        try:
+            loop.run(after_epoch=saved)
+            metrics = _finish(loop)
+        except Diverged as why:
+            saved(status="failed", message=str(why), ended=now())
+            raise
+        return saved(status="finished", metrics=metrics, ended=now())
+
+
+def _opened(session: Session, earlier: RunRecord | None) -> RunRecord:
+    """The record of a run that begins, or goes on."""
+    if earlier is not None:
+        return replace(earlier, config=session.config)
+    at, modified = commit()
+    return RunRecord(
+        config=session.config,
+        seed=session.config.seed,
+        commit=at,
+        modified=modified,
+        versions=versions(),
+        hardware=hardware(session.fabric.device),
+        flows=tuple(describe(name, block) for name, block in flows(session.model).items()),
+        started=now(),
+        costs=measure_costs(session),
+    )
+
+
+def _resumed(session: Session, folder: Path) -> Progress:
+    """Bring the session to where the last checkpoint was written."""
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None:  # interrupted before the first one
+        return Progress()
+    average, state = load_checkpoint(checkpoint, session.model, session.config)
+    groups = session.optimizer.state_dict()["param_groups"]
+    session.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+    session.batches.load_state_dict(state["batches"])
+    if session.average is not None:
+        session.average.load(average, state["updates"])
+    restore_random(state["random"], session.fabric.device)
+    return Progress.from_state(state["progress"])
+
+
+def _finish(loop: Loop) -> Metrics:
+    """Final weights, their norm statistics and their metrics; the test images are read here."""
+    session, config = loop.session, loop.session.config
+    with session.averaged():
+        if config.select == "best":
+            load_weights(loop.folder / "best.safetensors", session.model)
+        if config.calibration:
+            with session.fabric.autocast():
+                calibrate(session.model, session.forward, session.samples(config.calibration))
+        data = session.data
+        held = None if data.validation is None else session.score(data.validation)
+        test = session.score(data.test) if config.test else None
+        metrics = Metrics(
+            validation_loss=None if held is None else held.loss,
+            validation_accuracy=None if held is None else held.accuracy,
+            test_loss=None if test is None else test.loss,
+            test_accuracy=None if test is None else test.accuracy,
+        )
+        loop.save("final", epoch=session.batches.epoch)
+    return metrics

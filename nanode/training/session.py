@@ -1,0 +1,166 @@
+"""All that takes part in a run, made from its configuration: nothing is written here."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Images, load
+from nanode.models import create
+from nanode.training.average import Average
+from nanode.training.config import AugmentConfig, TrainConfig
+from nanode.training.evaluation import Score, score
+from nanode.training.journal import check_tensorboard
+from nanode.training.optimizers import make_optimizer
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass
+class Session:
+    """A configuration come to life."""
+
+    config: TrainConfig
+    fabric: "Fabric"
+    data: ImageData
+    model: nn.Module
+    #: What is called: the model, or its compiled form.
+    forward: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    #: Training batches, at the place where the run is.
+    batches: Batches
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.epochs * len(self.batches)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model with the weights that are evaluated."""
+        return nullcontext() if self.average is None else self.average.applied()
+
+    def score(self, images: Images) -> Score:
+        """The model as it is on some images."""
+        batches = evaluation_batches(self.config, images)
+        return score(self.model, self.forward, batches, self.fabric.autocast())
+
+    def samples(self, count: int) -> Iterator[Tensor]:
+        """Training images as the epochs after the last would show them."""
+        for n in range(count):
+            epoch, step = divmod(n, len(self.batches))
+            yield self.batches.batch(self.config.epochs + epoch, step)[0]
+
+
+def prepare(config: TrainConfig) -> Session:
+    """Make everything, so that what is wrong shows before any training; seeds the random state."""
+    fabric = make_fabric(config)
+    if config.tensorboard:
+        check_tensorboard()
+    if config.compile:
+        # Models of earlier runs in this process share code with this one's, and torch compiles a
+        # piece of code for a few models only before it gives up and runs it uncompiled.
+        torch.compiler.reset()
+    data = load_data(config).to(fabric.device)
+    batches = Batches(
+        data.train,
+        config.batch_size,
+        seed=config.seed,
+        augment=augmentations(config.augment),
+        channels_last=config.channels_last,
+    )
+    torch.manual_seed(config.seed)
+    model = make_model(config, data.shape[0], len(data.classes)).to(fabric.device)
+    if config.compile:
+        _warm(model, batches.batch(0, 0)[0], fabric)
+    optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optimizer))
+    return Session(
+        config=config,
+        fabric=fabric,
+        data=data,
+        model=model,
+        forward=compiled(model) if config.compile else model,
+        optimizer=optimizer,
+        average=None if config.average is None else Average(model, config.average),
+        batches=batches,
+    )
+
+
+def make_fabric(config: TrainConfig) -> "Fabric":
+    """Lightning Fabric on one device, at the configured precision."""
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as why:
+        raise ImportError("training needs Lightning Fabric: pip install nanode[train]") from why
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for and torch finds none; use auto or cpu")
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision: Any = config.precision
+    return Fabric(accelerator=device, devices=1, precision=precision)
+
+
+def load_data(config: TrainConfig) -> ImageData:
+    """The data set, with held-out images unless the configuration wants none."""
+    data = load(config.data, config.data_root)
+    # One seed for all runs: what a choice was made on is never trained on by another seed's run.
+    return data if config.validation == 0 else data.hold_out(config.validation, seed=0)
+
+
+def make_model(config: TrainConfig, channels: int, classes: int) -> nn.Module:
+    """The model of a configuration, as it starts."""
+    try:
+        model = create(
+            config.model,
+            preset=config.preset,
+            channels=channels,
+            classes=classes,
+            **config.options,
+        )
+    except TypeError as why:
+        raise ValueError(f"options doesn't fit the model {config.model!r}: {why}") from why
+    if config.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def augmentations(config: AugmentConfig) -> list[Augmentation]:
+    """What is done to training images, in order."""
+    found: list[Augmentation] = []
+    if config.crop:
+        found.append(Crop(config.crop, "reflect" if config.border == "reflect" else "zero"))
+    if config.flip:
+        found.append(Flip())
+    if config.cutout:
+        found.append(Cutout(config.cutout))
+    return found
+
+
+def evaluation_batches(config: TrainConfig, images: Images) -> Batches:
+    """Images in order, none left out."""
+    return Batches(images, config.batch_size, shuffle=False, channels_last=config.channels_last)
+
+
+@torch.no_grad()
+def _warm(model: nn.Module, images: Tensor, fabric: "Fabric") -> None:
+    """Call the model once uncompiled; it is left as it was.
+
+    Flows keep tables from their first call on. Traced without them, a model is compiled for its
+    first step and again for its second.
+    """
+    devices = [images.device] if images.is_cuda else []
+    with torch.random.fork_rng(devices), fabric.autocast():
+        model.eval()(images)
+    model.train()
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """The model's compiled form, which shares its weights."""
+    form: Any = torch.compile(model, dynamic=False)
+    assert isinstance(form, nn.Module)
+    return form

@@ -1,0 +1,61 @@
+"""Checks of single values that a person writes: what was expected, what came, the way out."""
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+def check_choice(name: str, value: object, known: Iterable[str]) -> None:
+    """Refuse a value that isn't one of the known names, with the nearest of them.
+
+    >>> check_choice("optimizer.name", "sdg", ["sgd", "adamw"])
+    Traceback (most recent call last):
+    ValueError: optimizer.name must be one of sgd, adamw; got 'sdg'. Did you mean 'sgd'?
+    """
+    known = list(known)
+    if value not in known:
+        raise ValueError(
+            f"{name} must be one of {', '.join(known)}; got {value!r}{nearest(value, known)}"
+        )
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """The end of a message: which known name may have been meant, if any is near."""
+    near = get_close_matches(str(value), list(known), n=1)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    below: float = math.inf,
+    most: float = math.inf,
+) -> None:
+    """Refuse what is no finite number, or one outside the bounds."""
+    bounds = {
+        "above": (above, "above", lambda: value > above),
+        "least": (least, "at least", lambda: value >= least),
+        "below": (below, "below", lambda: value < below),
+        "most": (most, "at most", lambda: value <= most),
+    }
+    stated = [f"{word} {bound:g}" for bound, word, _ in bounds.values() if math.isfinite(bound)]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and all(holds() for _, _, holds in bounds.values())):
+        expected = " ".join(["a finite number", " and ".join(stated)]).strip()
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no whole number of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")

@@ -1,0 +1,64 @@
+"""Norm statistics found anew are plain means of the batches' own."""
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.training.calibration import calibrate
+
+
+def batches(n=5):
+    generator = torch.Generator().manual_seed(0)
+    return [2 + 3 * torch.randn(16, 4, generator=generator) for _ in range(n)]
+
+
+# Statistics pass through a float32 buffer, scaled by the momentum.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.5, None])
+def test_means_over_batches(momentum):
+    model = nn.BatchNorm1d(4, momentum=momentum).eval()
+    model(batches()[0])
+    assert calibrate(model, model, batches()) == 5
+    mean = torch.stack([x.mean(0) for x in batches()]).mean(0)
+    var = torch.stack([x.var(0) for x in batches()]).mean(0)
+    torch.testing.assert_close(model.running_mean, mean, **CLOSE)
+    torch.testing.assert_close(model.running_var, var, **CLOSE)
+    assert model.momentum == momentum
+    assert not model.training
+
+
+def test_every_evaluation_of_a_flow():
+    module = nn.Sequential(nanode.BatchNorm(4), nn.Linear(4, 4))
+    field = nanode.TimeVarying(module, nanode.Legendre(degree=2))
+    block = nanode.ODEBlock(field, steps=4)
+    shown = nanode.ODEBlock(field, steps=4, at=[0.0, 0.25, 0.5, 0.75, 1.0])
+    with torch.no_grad():
+        # The first norm sees the state at the start of each step.
+        seen = torch.stack([shown(x)[:4].mean(1) for x in batches()])
+    calibrate(block, block, batches())
+    torch.testing.assert_close(module[0].running_mean, seen.mean(0), **CLOSE)
+
+
+def test_random_layers_are_off():
+    model = nn.Sequential(nn.Dropout(0.9), nn.BatchNorm1d(4)).train()
+    calibrate(model, model, batches())
+    mean = torch.stack([x.mean(0) for x in batches()]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, mean, **CLOSE)
+    assert model.training
+    assert model[0].training
+
+
+def test_nothing_to_do():
+    assert calibrate(nn.Linear(4, 4), nn.Linear(4, 4), batches()) == 0
+
+
+def test_refuses_what_it_can_not_do():
+    model = nn.BatchNorm1d(4)
+    with pytest.raises(ValueError, match="at least one batch"):
+        calibrate(model, model, [])
+    model = nn.BatchNorm1d(4, momentum=0.0)
+    with pytest.raises(ValueError, match="momentum 0"):
+        calibrate(model, model, batches())

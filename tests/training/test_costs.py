@@ -1,0 +1,73 @@
+"""What a step costs, against numbers counted by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nanode.training.costs import describe, flows, measure_costs
+from nanode.training.session import prepare
+
+
+def costs(config, **options):
+    return measure_costs(prepare(replace(config, options=options)))
+
+
+def test_parameters_counted_by_hand(config):
+    found = costs(config, steps=2)
+    # A tiny bottleneck 16→4→4→16: weights 64 + 144 + 64, norms 2 (16 + 4 + 4), five functions.
+    inside = 5 * (272 + 48)
+    # Stem 9·16, head norm 32, head 16·10 + 10.
+    assert found.parameters == inside + 144 + 32 + 170
+    assert found.parameter_bytes == 4 * found.parameters
+    assert found.flow_parameter_bytes == 4 * inside
+    assert (found.batch_size, found.precision) == (128, "32-true")
+
+
+def test_activations_of_an_exact_reversal_do_not_grow(config):
+    short, long = (
+        costs(config, steps=n, solver="coupled-euler", gradient="reversal").flow_activation_bytes
+        for n in (4, 16)
+    )
+    assert long == short
+    plain = [costs(config, steps=n).flow_activation_bytes for n in (4, 16)]
+    # Four times the steps; what is kept once per solve is a small share.
+    assert plain[1] / plain[0] == pytest.approx(4, rel=0.1)
+    assert short < plain[0]
+
+
+def test_saved_bytes_counted_by_hand(config, monkeypatch):
+    def create(name, *, preset, channels, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, classes))
+
+    monkeypatch.setattr("nanode.training.session.create", create)
+    found = costs(config)
+    # The sigmoid's output, log-probabilities, labels and the loss's total weight.
+    assert found.saved_bytes == 128 * 32 * 4 + 128 * 10 * 4 + 128 * 8 + 4
+    assert found.flow_activation_bytes == found.flow_peak_bytes == 0
+
+
+def test_measuring_changes_nothing(config):
+    session = prepare(config)
+    before = {name: w.clone() for name, w in session.model.state_dict().items()}
+    state = torch.get_rng_state()
+    measure_costs(replace_profile(session))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(w, before[name]) for name, w in session.model.state_dict().items())
+    assert all(p.grad is None for p in session.model.parameters())
+
+
+def replace_profile(session):
+    session.config = replace(session.config, profile=True)
+    return session
+
+
+def test_a_flow_in_words(config):
+    session = prepare(replace(config, options={"steps": 4, "solver": "heun"}))
+    ((name, block),) = flows(session.model).items()
+    flow = describe(name, block)
+    assert (flow.name, flow.steps, flow.scale) == ("stages.0.0", "2", 1.0)
+    assert flow.field.startswith("TimeVarying(Trigonometric(order=2")
+    assert "Heun" in flow.solver
+    assert "Backprop" in flow.gradient

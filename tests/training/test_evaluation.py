@@ -1,0 +1,100 @@
+"""What is evaluated: which weights, which statistics, which images."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanode.training import (
+    OptimizerConfig,
+    ScheduleConfig,
+    evaluate,
+    load_model,
+    train,
+)
+from nanode.training.checkpoints import last_checkpoint
+from nanode.training.session import Session, prepare
+
+
+def test_evaluation_is_of_the_stored_weights_and_statistics(tmp_path, config):
+    record = train(config, tmp_path)
+    found = evaluate(tmp_path)
+    assert (found.loss, found.accuracy) == (record.metrics.test_loss, record.metrics.test_accuracy)
+    held = evaluate(tmp_path, "validation")
+    assert held.accuracy == record.metrics.validation_accuracy
+    model, _ = load_model(tmp_path)
+    assert not model.training
+    with pytest.raises(ValueError, match=r"train, validation, test; got 'tset'.*'test'"):
+        evaluate(tmp_path, "tset")
+
+
+@pytest.mark.parametrize("average", [0.9, None])
+def test_the_average_is_what_is_evaluated(tmp_path, config, perceptron, average):
+    config = replace(config, options={}, epochs=1, average=average, calibration=0)
+    record = train(config, tmp_path)
+    kept = load_file(last_checkpoint(tmp_path) / "weights.safetensors")
+    expected = {name: w for name, w in kept.items() if not name.startswith("average/")}
+    means = {name.removeprefix("average/"): w for name, w in kept.items() if name not in expected}
+    assert bool(means) == (average is not None)
+    assert average is None or not torch.equal(means["1.weight"], expected["1.weight"])
+    expected |= means  # buffers are the model's own
+    for name in ("best", "final"):
+        found = load_file(tmp_path / f"{name}.safetensors")
+        assert all(torch.equal(w, expected[key]) for key, w in found.items())
+    held = evaluate(tmp_path, "validation")
+    assert record.curves[0].validation_loss == record.metrics.validation_loss == held.loss
+
+
+def test_the_first_loss_by_hand(tmp_path, config, losses):
+    config = replace(config, epochs=1, label_smoothing=0.1)
+    train(config, tmp_path)
+    session = prepare(config)
+    images, labels = session.batches.batch(0, 0)
+    log_p = torch.log_softmax(session.model(images), 1).detach()
+    right, all_classes = log_p.gather(1, labels[:, None]), log_p.mean(1, keepdim=True)
+    expected = -(0.9 * right + 0.1 * all_classes).mean()
+    # Rounding of float32, summed in another order.
+    assert losses(tmp_path)[0][1] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_score_does_not_depend_on_the_batches(config):
+    session = prepare(config)
+    found = session.score(session.data.test)
+    session.config = replace(config, batch_size=7)
+    other = session.score(session.data.test)
+    assert other.accuracy == found.accuracy
+    # The same sum of float32 losses in another order.
+    assert other.loss == pytest.approx(found.loss, rel=1e-5)
+
+
+def test_a_run_that_must_not_look_at_the_test_images(tmp_path, config, perceptron, monkeypatch):
+    seen = []
+    original = Session.score
+    monkeypatch.setattr(
+        Session, "score", lambda self, images: seen.append(images.name) or original(self, images)
+    )
+    config = replace(config, options={}, test=False)
+    assert train(config, tmp_path / "choice").metrics.test_accuracy is None
+    assert set(seen) == {"digits validation"}
+    seen.clear()
+    train(replace(config, test=True), tmp_path / "final")
+    assert seen.count("digits test") == 1
+    seen.clear()
+    record = train(replace(config, test=True, validation=0), tmp_path / "all")
+    assert seen == ["digits test"]
+    assert record.metrics.validation_accuracy is None
+
+
+def test_the_best_weights_on_request(tmp_path, config, perceptron):
+    # So large a rate at the end that the last epoch is not the best.
+    config = replace(config, options={}, epochs=4, calibration=0, select="best", average=None)
+    config = replace(
+        config,
+        optimizer=OptimizerConfig(lr=20.0),
+        schedule=ScheduleConfig(warmup=0.9, start=1e-3),
+    )
+    record = train(config, tmp_path)
+    accuracies = [point.validation_accuracy for point in record.curves]
+    assert max(accuracies) > accuracies[-1]
+    assert record.metrics.validation_accuracy == max(accuracies)

@@ -1,0 +1,74 @@
+"""What a run tells while it runs."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from nanode.training.journal import Journal
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_opened_at_a_step_it_forgets_what_came_after(tmp_path):
+    with Journal(tmp_path, 0, tensorboard=False, progress=False) as journal:
+        for step in (1, 2, 3):
+            journal.write(step, loss=0.5)
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')  # cut off in the middle
+    with Journal(tmp_path, 2, tensorboard=False, progress=False) as journal:
+        journal.write(3, loss=0.25)
+    assert lines(tmp_path) == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": 0.5},
+        {"step": 3, "loss": 0.25},
+    ]
+
+
+def test_a_new_run_starts_a_new_log(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
+    with Journal(tmp_path, 0, tensorboard=False, progress=False):
+        pass
+    assert lines(tmp_path) == []
+
+
+def test_tensorboard_gets_every_number(tmp_path, monkeypatch):
+    told = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            told.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            told.append((name, value, step))
+
+        def close(self):
+            told.append("closed")
+
+    stand_in = ModuleType("tensorboard")
+    stand_in.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    monkeypatch.setattr("nanode.training.journal.find_spec", lambda name: True)
+    with Journal(tmp_path, 5, tensorboard=True, progress=False) as journal:
+        journal.write(6, loss=0.5, note="text")
+    assert told == [(str(tmp_path / "tensorboard"), 5), ("loss", 0.5, 6), "closed"]
+
+
+def test_a_progress_line_replaces_itself_on_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Journal(tmp_path, 0, tensorboard=False, progress=True) as journal:
+        journal.show("step 1")
+        journal.show("step 2")  # too soon to be shown
+        journal.show("epoch 1", done=True)
+    assert capsys.readouterr().err == "\rstep 1\x1b[K\repoch 1\x1b[K\n"
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_elsewhere_only_whole_lines(tmp_path, capsys, progress):
+    with Journal(tmp_path, 0, tensorboard=False, progress=progress) as journal:
+        journal.show("step 1")
+        journal.show("epoch 1", done=True)
+    assert capsys.readouterr().err == ("epoch 1\n" if progress else "")

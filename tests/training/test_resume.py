@@ -1,0 +1,58 @@
+"""Interrupted runs go on as if nothing had happened."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanode.training import (
+    OptimizerConfig,
+    RunRecord,
+    train,
+)
+
+
+# A look at the losses each step also logs steps that the checkpoint doesn't know.
+@pytest.mark.parametrize(("stop", "log_every"), [(2, 4), (8, 1), (10, 4), (14, 1)])
+def test_resuming_gives_the_same_bits(
+    tmp_path, config, perceptron, interrupt, stop, log_every, losses
+):
+    config = replace(config, options={}, checkpoint_every=3, log_every=log_every)
+    whole = train(config, tmp_path / "whole")
+    interrupt(stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "parts")
+    half = RunRecord.load(tmp_path / "parts" / "run.json")
+    assert half.status == "running"
+    interrupt(100)
+    record = train(config, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert record.curves == whole.curves
+    assert record.metrics == whole.metrics
+    assert record.times.sessions == 2
+    one, other = (load_file(tmp_path / name / "final.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_resuming_a_flow_gives_the_same_bits(tmp_path, config, interrupt, losses):
+    config = replace(config, optimizer=OptimizerConfig(name="adamw", lr=0.01), checkpoint_every=5)
+    whole = train(config, tmp_path / "whole")
+    interrupt(17)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "parts")
+    interrupt(100)
+    record = train(config, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert (record.curves, record.metrics) == (whole.curves, whole.metrics)
+
+
+def test_a_finished_run_is_not_repeated(tmp_path, config, perceptron, interrupt):
+    config = replace(config, options={})
+    record = train(config, tmp_path)
+    interrupt(0)
+    assert train(replace(config, device="auto", log_every=7), tmp_path) == record
+    with pytest.raises(ValueError, match=r"another configuration: epochs \(2 there, 3 here\)"):
+        train(replace(config, epochs=3), tmp_path)
+    with pytest.raises(ValueError, match="holds a run already"):
+        train(config, tmp_path, resume=False)
