@@ -17,7 +17,7 @@ from nanode.analysis import measure_memory
 from nanode.bases import Basis
 from nanode.block import ODEBlock
 from nanode.training.records import Costs, Flow
-from nanode.training.session import Session, compiled
+from nanode.training.setup import Setup, compiled
 
 
 def flows(model: nn.Module) -> dict[str, ODEBlock]:
@@ -39,19 +39,19 @@ def describe(name: str, block: ODEBlock) -> Flow:
     )
 
 
-def measure_costs(session: Session) -> Costs:
-    """Bytes of one training step on one batch, by a copy of the session's model."""
-    config = session.config
-    images, labels = session.batches.batch(0, 0)
+def measure_costs(setup: Setup) -> Costs:
+    """Bytes of one training step on one batch, by a copy of the setup's model."""
+    config = setup.config
+    images, labels = setup.batches.batch(0, 0)
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices):
-        model = copy.deepcopy(session.model).train()
-        inputs = _inputs(model, images, session)
+        model = copy.deepcopy(setup.model).train()
+        inputs = _inputs(model, images, setup)
         blocks = flows(model)
-        with session.fabric.autocast():
+        with setup.fabric.autocast():
             found = [measure_memory(blocks[name], *given) for name, given in inputs.items()]
-        saved = _saved_bytes(model, images, labels, session)
-        share = _time_share(model, inputs, images, labels, session) if config.profile else None
+        saved = _saved_bytes(model, images, labels, setup)
+        share = _time_share(model, inputs, images, labels, setup) if config.profile else None
     moved = {id(p): p for block in blocks.values() for p in block.parameters()}
     return Costs(
         batch_size=config.batch_size,
@@ -67,7 +67,7 @@ def measure_costs(session: Session) -> Costs:
     )
 
 
-def _inputs(model: nn.Module, images: Tensor, session: Session) -> dict[str, tuple[Any, ...]]:
+def _inputs(model: nn.Module, images: Tensor, setup: Setup) -> dict[str, tuple[Any, ...]]:
     """What each flow is given in one forward pass."""
     given: dict[str, tuple[Any, ...]] = {}
 
@@ -78,7 +78,7 @@ def _inputs(model: nn.Module, images: Tensor, session: Session) -> dict[str, tup
         return first
 
     hooks = [block.register_forward_pre_hook(note(name)) for name, block in flows(model).items()]
-    with torch.no_grad(), session.fabric.autocast():
+    with torch.no_grad(), setup.fabric.autocast():
         model(images)
     for hook in hooks:
         hook.remove()
@@ -92,7 +92,7 @@ class _Saved:
         self.tensor = tensor
 
 
-def _saved_bytes(model: nn.Module, images: Tensor, labels: Tensor, session: Session) -> int:
+def _saved_bytes(model: nn.Module, images: Tensor, labels: Tensor, setup: Setup) -> int:
     """Bytes that autograd holds between the passes, each storage once, parameters left out."""
     # Weakly: what is saved and dropped again inside the forward pass isn't held.
     alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
@@ -103,7 +103,7 @@ def _saved_bytes(model: nn.Module, images: Tensor, labels: Tensor, session: Sess
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
-        loss = _loss(model, images, labels, session)
+        loss = _loss(model, images, labels, setup)
     storages = [saved.tensor.untyped_storage() for saved in alive]
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     own.add(images.untyped_storage().data_ptr())
@@ -112,8 +112,8 @@ def _saved_bytes(model: nn.Module, images: Tensor, labels: Tensor, session: Sess
     return sum(sizes.values())
 
 
-def _loss(forward: nn.Module, images: Tensor, labels: Tensor, session: Session) -> Tensor:
-    with session.fabric.autocast():
+def _loss(forward: nn.Module, images: Tensor, labels: Tensor, setup: Setup) -> Tensor:
+    with setup.fabric.autocast():
         logits = forward(images)
     return F.cross_entropy(logits.float(), labels)
 
@@ -123,24 +123,24 @@ def _time_share(
     inputs: dict[str, tuple[Any, ...]],
     images: Tensor,
     labels: Tensor,
-    session: Session,
+    setup: Setup,
 ) -> float:
     """The time of the flows alone over that of the whole model, forward and backward."""
-    wrap = compiled if session.config.compile else lambda module: module
+    wrap = compiled if setup.config.compile else lambda module: module
     forward = wrap(model)
     blocks = {name: wrap(block) for name, block in flows(model).items() if name in inputs}
 
     def whole() -> None:
-        _loss(forward, images, labels, session).backward()
+        _loss(forward, images, labels, setup).backward()
 
     def alone() -> None:
         for name, (x, *conditioning) in inputs.items():
-            with session.fabric.autocast():
+            with setup.fabric.autocast():
                 y = blocks[name](x.detach().requires_grad_(), *conditioning)
             y.backward(torch.ones_like(y))
 
     share = _seconds(alone, images.device) / _seconds(whole, images.device)
-    if session.config.compile:
+    if setup.config.compile:
         torch.compiler.reset()  # the run itself must not count as one model more
     return share
 

@@ -16,7 +16,7 @@ from nanode.training.optimizers import set_rate
 from nanode.training.progress import Clock, Progress
 from nanode.training.records import Epoch
 from nanode.training.schedules import rate
-from nanode.training.session import Session
+from nanode.training.setup import Setup
 from nanode.trajectories import coefficient_penalty, function_penalty, smoothness_penalty
 
 
@@ -25,29 +25,29 @@ class Diverged(RuntimeError):
 
 
 class Loop:
-    """Takes a session through its epochs, from wherever it is."""
+    """Takes a setup through its epochs, from wherever it is."""
 
     def __init__(
-        self, session: Session, folder: Path, journal: Journal, clock: Clock, progress: Progress
+        self, setup: Setup, folder: Path, journal: Journal, clock: Clock, progress: Progress
     ) -> None:
-        self.session, self.folder, self.journal = session, folder, journal
+        self.setup, self.folder, self.journal = setup, folder, journal
         self.clock, self.progress = clock, progress
         #: Losses and rates of the steps since the last look, still on the device.
         self._unread: list[tuple[Tensor, float]] = []
 
     def run(self, after_epoch: Callable[[], object]) -> None:
         """Train to the end; ``after_epoch`` is called once the checkpoint of an epoch is there."""
-        session, progress = self.session, self.progress
-        every = session.config.checkpoint_every
-        session.model.train()
-        while session.batches.epoch < session.config.epochs:
+        setup, progress = self.setup, self.progress
+        every = setup.config.checkpoint_every
+        setup.model.train()
+        while setup.batches.epoch < setup.config.epochs:
             self.clock.start()
-            for images, labels in session.batches:
+            for images, labels in setup.batches:
                 self._unread.append(self._step(images, labels))
                 progress.step += 1
-                if len(self._unread) >= session.config.log_every or self.clock.first:
+                if len(self._unread) >= setup.config.log_every or self.clock.first:
                     self._read()
-                inside = session.batches.position < len(session.batches)
+                inside = setup.batches.position < len(setup.batches)
                 if every and inside and progress.step % every == 0:
                     self._read()
                     self._checkpoint()
@@ -58,27 +58,27 @@ class Loop:
 
     def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         """One step of the optimizer; returns its loss, not read yet, and its learning rate."""
-        session, config = self.session, self.session.config
-        lr = config.optimizer.lr * rate(config.schedule, self.progress.step, session.steps)
-        set_rate(session.optimizer, lr)
+        setup, config = self.setup, self.setup.config
+        lr = config.optimizer.lr * rate(config.schedule, self.progress.step, setup.steps)
+        set_rate(setup.optimizer, lr)
         # Not through Fabric's wrapper of the model, which would round the images to bfloat16: a
         # flow on them would have a state of that precision.
-        with session.fabric.autocast():
-            logits = session.forward(images)
+        with setup.fabric.autocast():
+            logits = setup.forward(images)
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
-        session.fabric.backward(loss if config.penalty.weight == 0 else loss + self._penalty())
+        setup.fabric.backward(loss if config.penalty.weight == 0 else loss + self._penalty())
         if config.clip is not None:
-            session.fabric.clip_gradients(
-                session.model, session.optimizer, max_norm=config.clip, error_if_nonfinite=False
+            setup.fabric.clip_gradients(
+                setup.model, setup.optimizer, max_norm=config.clip, error_if_nonfinite=False
             )
-        session.optimizer.step()
-        session.optimizer.zero_grad(set_to_none=True)
-        if session.average is not None:
-            session.average.update()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad(set_to_none=True)
+        if setup.average is not None:
+            setup.average.update()
         return loss.detach(), lr
 
     def _penalty(self) -> Tensor:
-        penalty, model = self.session.config.penalty, self.session.model
+        penalty, model = self.setup.config.penalty, self.setup.model
         if penalty.name == "smoothness":
             return penalty.weight * smoothness_penalty(model, penalty.derivative)
         kinds = {"coefficients": coefficient_penalty, "function": function_penalty}
@@ -102,27 +102,27 @@ class Loop:
         self.journal.show(self._line(losses[-1]))
 
     def _line(self, loss: float) -> str:
-        session, speed = self.session, self.clock.times().images_per_second
-        epoch = min(session.batches.epoch + 1, session.config.epochs)
-        line = f"epoch {epoch}/{session.config.epochs}  step {self.progress.step}/{session.steps}"
+        setup, speed = self.setup, self.clock.times().images_per_second
+        epoch = min(setup.batches.epoch + 1, setup.config.epochs)
+        line = f"epoch {epoch}/{setup.config.epochs}  step {self.progress.step}/{setup.steps}"
         line += f"  loss {loss:.4f}"
         return line if speed is None else f"{line}  {speed:,.0f} images/s"
 
     def _end_epoch(self) -> None:
-        session, progress = self.session, self.progress
+        setup, progress = self.setup, self.progress
         mean = progress.loss_sum / max(progress.losses, 1)
         found: Score | None = None
-        if session.data.validation is not None:
-            with session.averaged():
-                found = session.score(session.data.validation)
+        if setup.data.validation is not None:
+            with setup.averaged():
+                found = setup.score(setup.data.validation)
                 if not math.isfinite(found.loss):
                     raise self._diverged("validation loss", found.loss, progress.step, None)
                 if progress.best is None or found.accuracy > progress.best:
                     progress.best = found.accuracy
-                    notes = {"epoch": session.batches.epoch, "accuracy": found.accuracy}
+                    notes = {"epoch": setup.batches.epoch, "accuracy": found.accuracy}
                     self.save("best", **notes)
         point = Epoch(
-            epoch=session.batches.epoch,
+            epoch=setup.batches.epoch,
             step=progress.step,
             train_loss=mean,
             validation_loss=None if found is None else found.loss,
@@ -132,37 +132,37 @@ class Loop:
         progress.loss_sum, progress.losses = 0.0, 0
         self.journal.write(progress.step, epoch=point.epoch, train_loss=mean, **_shown(found))
         self._checkpoint()
-        line = f"epoch {point.epoch}/{session.config.epochs}  train loss {mean:.4f}"
+        line = f"epoch {point.epoch}/{setup.config.epochs}  train loss {mean:.4f}"
         if found is not None:
             line += f"  validation {found.loss:.4f}, {found.accuracy:.2%}"
         self.journal.show(line, done=True)
 
     def save(self, name: str, **notes: object) -> None:
         """Write the model as it is now, under a name."""
-        data = self.session.data
+        data = self.setup.data
         shape = {"channels": data.shape[0], "classes": len(data.classes)}
         path = self.folder / f"{name}.safetensors"
-        save_weights(path, self.session.model.state_dict(), **shape, **notes)
+        save_weights(path, self.setup.model.state_dict(), **shape, **notes)
 
     def _checkpoint(self) -> None:
-        session = self.session
+        setup = self.setup
         self.journal.flush()
-        average = session.average
+        average = setup.average
         state = {
-            "config": session.config.as_dict(),
-            "optimizer": session.optimizer.state_dict()["state"],
-            "batches": session.batches.state_dict(),
-            "random": random_state(session.fabric.device),
+            "config": setup.config.as_dict(),
+            "optimizer": setup.optimizer.state_dict()["state"],
+            "batches": setup.batches.state_dict(),
+            "random": random_state(setup.fabric.device),
             "updates": 0 if average is None else average.updates,
             "progress": self.progress.state(),
         }
         weights = {} if average is None else average.state()
-        save_checkpoint(self.folder, self.progress.step, session.model, weights, state)
+        save_checkpoint(self.folder, self.progress.step, setup.model, weights, state)
 
     def _diverged(self, what: str, value: float, step: int, lr: float | None) -> Diverged:
-        config = self.session.config
+        config = self.setup.config
         return Diverged(
-            f"the {what} became {value} at step {step} of {self.session.steps}"
+            f"the {what} became {value} at step {step} of {self.setup.steps}"
             + (f", at learning rate {lr:.3g}" if lr is not None else "")
             + "; lower optimizer.lr, set clip, or lengthen schedule.warmup. The configuration: "
             + json.dumps(config.as_dict())

@@ -30,13 +30,13 @@ class Progress:
 
 
 class Clock:
-    """Times a session: its first step apart, then stretches of steps between looks at the losses.
+    """Times a setup: its first step apart, then stretches of steps between looks at the losses.
 
     Reading a loss makes a GPU finish its work, so a stretch that ends with one is timed truly.
     """
 
     def __init__(self, earlier: Times, batch_size: int) -> None:
-        self._earlier = replace(earlier, sessions=earlier.sessions + 1)
+        self._earlier = replace(earlier, starts=earlier.starts + 1)
         self._batch_size = batch_size
         self._opened = self._since = time.perf_counter()
         self._first = True
@@ -64,7 +64,7 @@ class Clock:
             )
 
     def times(self) -> Times:
-        """All sessions so far."""
+        """All starts so far."""
         now = self._earlier
         images = now.counted * self._batch_size
         return replace(

@@ -51,11 +51,11 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds, over all sessions of the run."""
+    """Seconds, over all starts of the run."""
 
-    #: From the first session's start to the end, waiting between sessions left out.
+    #: From the first start to the end, waiting between an interruption and the next start left out.
     total: float = 0.0
-    #: First steps, one a session: mostly compilation.
+    #: First steps, one a setup: mostly compilation.
     first_steps: float = 0.0
     #: All other training steps, evaluation and checkpoints left out.
     steps: float = 0.0
@@ -63,7 +63,7 @@ class Times:
     counted: int = 0
     images_per_second: float | None = None
     #: How often the run was started.
-    sessions: int = 0
+    starts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,8 @@ from nanode.training.journal import Journal
 from nanode.training.loop import Diverged, Loop, restore_random
 from nanode.training.progress import Clock, Progress
 from nanode.training.records import Metrics, RunRecord, Times
-from nanode.training.session import (
-    Session,
+from nanode.training.setup import (
+    Setup,
     evaluation_batches,
     load_data,
     make_fabric,
@@ -106,16 +106,16 @@ def _earlier(config: TrainConfig, folder: Path, resume: bool) -> RunRecord | Non
     return record
 
 
-def _train(session: Session, folder: Path, earlier: RunRecord | None, clock: Clock) -> RunRecord:
-    config = session.config
-    progress = _resumed(session, folder) if earlier is not None else Progress()
-    record = _opened(session, earlier)
+def _train(setup: Setup, folder: Path, earlier: RunRecord | None, clock: Clock) -> RunRecord:
+    config = setup.config
+    progress = _resumed(setup, folder) if earlier is not None else Progress()
+    record = _opened(setup, earlier)
     folder.mkdir(parents=True, exist_ok=True)
     save_config(config, folder / "config.yaml")
     with Journal(
         folder, progress.step, tensorboard=config.tensorboard, progress=config.progress
     ) as journal:
-        loop = Loop(session, folder, journal, clock, progress)
+        loop = Loop(setup, folder, journal, clock, progress)
 
         def saved(**changes: object) -> RunRecord:
             curves = tuple(progress.curves)
@@ -133,56 +133,56 @@ def _train(session: Session, folder: Path, earlier: RunRecord | None, clock: Clo
         return saved(status="finished", metrics=metrics, ended=now())
 
 
-def _opened(session: Session, earlier: RunRecord | None) -> RunRecord:
+def _opened(setup: Setup, earlier: RunRecord | None) -> RunRecord:
     """The record of a run that begins, or goes on."""
     if earlier is not None:
-        return replace(earlier, config=session.config)
+        return replace(earlier, config=setup.config)
     at, modified = commit()
     return RunRecord(
-        config=session.config,
-        seed=session.config.seed,
+        config=setup.config,
+        seed=setup.config.seed,
         commit=at,
         modified=modified,
         versions=versions(),
-        hardware=hardware(session.fabric.device),
-        flows=tuple(describe(name, block) for name, block in flows(session.model).items()),
+        hardware=hardware(setup.fabric.device),
+        flows=tuple(describe(name, block) for name, block in flows(setup.model).items()),
         started=now(),
-        costs=measure_costs(session),
+        costs=measure_costs(setup),
     )
 
 
-def _resumed(session: Session, folder: Path) -> Progress:
-    """Bring the session to where the last checkpoint was written."""
+def _resumed(setup: Setup, folder: Path) -> Progress:
+    """Bring the setup to where the last checkpoint was written."""
     checkpoint = last_checkpoint(folder)
     if checkpoint is None:  # interrupted before the first one
         return Progress()
-    average, state = load_checkpoint(checkpoint, session.model, session.config)
-    groups = session.optimizer.state_dict()["param_groups"]
-    session.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-    session.batches.load_state_dict(state["batches"])
-    if session.average is not None:
-        session.average.load(average, state["updates"])
-    restore_random(state["random"], session.fabric.device)
+    average, state = load_checkpoint(checkpoint, setup.model, setup.config)
+    groups = setup.optimizer.state_dict()["param_groups"]
+    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+    setup.batches.load_state_dict(state["batches"])
+    if setup.average is not None:
+        setup.average.load(average, state["updates"])
+    restore_random(state["random"], setup.fabric.device)
     return Progress.from_state(state["progress"])
 
 
 def _finish(loop: Loop) -> Metrics:
     """Final weights, their norm statistics and their metrics; the test images are read here."""
-    session, config = loop.session, loop.session.config
-    with session.averaged():
+    setup, config = loop.setup, loop.setup.config
+    with setup.averaged():
         if config.select == "best":
-            load_weights(loop.folder / "best.safetensors", session.model)
+            load_weights(loop.folder / "best.safetensors", setup.model)
         if config.calibration:
-            with session.fabric.autocast():
-                calibrate(session.model, session.forward, session.samples(config.calibration))
-        data = session.data
-        held = None if data.validation is None else session.score(data.validation)
-        test = session.score(data.test) if config.test else None
+            with setup.fabric.autocast():
+                calibrate(setup.model, setup.forward, setup.samples(config.calibration))
+        data = setup.data
+        held = None if data.validation is None else setup.score(data.validation)
+        test = setup.score(data.test) if config.test else None
         metrics = Metrics(
             validation_loss=None if held is None else held.loss,
             validation_accuracy=None if held is None else held.accuracy,
             test_loss=None if test is None else test.loss,
             test_accuracy=None if test is None else test.accuracy,
         )
-        loop.save("final", epoch=session.batches.epoch)
+        loop.save("final", epoch=setup.batches.epoch)
     return metrics

@@ -47,7 +47,7 @@ def perceptron(monkeypatch):
             nn.Linear(32, classes),
         )
 
-    monkeypatch.setattr("nanode.training.session.create", create)
+    monkeypatch.setattr("nanode.training.setup.create", create)
 
 
 @pytest.fixture

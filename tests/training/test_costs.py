@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nanode.training.costs import describe, flows, measure_costs
-from nanode.training.session import prepare
+from nanode.training.setup import prepare
 
 
 def costs(config, **options):
@@ -41,7 +41,7 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
     def create(name, *, preset, channels, classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, classes))
 
-    monkeypatch.setattr("nanode.training.session.create", create)
+    monkeypatch.setattr("nanode.training.setup.create", create)
     found = costs(config)
     # The sigmoid's output, log-probabilities, labels and the loss's total weight.
     assert found.saved_bytes == 128 * 32 * 4 + 128 * 10 * 4 + 128 * 8 + 4
@@ -49,23 +49,23 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
 
 
 def test_measuring_changes_nothing(config):
-    session = prepare(config)
-    before = {name: w.clone() for name, w in session.model.state_dict().items()}
+    setup = prepare(config)
+    before = {name: w.clone() for name, w in setup.model.state_dict().items()}
     state = torch.get_rng_state()
-    measure_costs(replace_profile(session))
+    measure_costs(replace_profile(setup))
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(w, before[name]) for name, w in session.model.state_dict().items())
-    assert all(p.grad is None for p in session.model.parameters())
+    assert all(torch.equal(w, before[name]) for name, w in setup.model.state_dict().items())
+    assert all(p.grad is None for p in setup.model.parameters())
 
 
-def replace_profile(session):
-    session.config = replace(session.config, profile=True)
-    return session
+def replace_profile(setup):
+    setup.config = replace(setup.config, profile=True)
+    return setup
 
 
 def test_a_flow_in_words(config):
-    session = prepare(replace(config, options={"steps": 4, "solver": "heun"}))
-    ((name, block),) = flows(session.model).items()
+    setup = prepare(replace(config, options={"steps": 4, "solver": "heun"}))
+    ((name, block),) = flows(setup.model).items()
     flow = describe(name, block)
     assert (flow.name, flow.steps, flow.scale) == ("stages.0.0", "2", 1.0)
     assert flow.field.startswith("TimeVarying(Trigonometric(order=2")

@@ -14,7 +14,7 @@ from nanode.training import (
     train,
 )
 from nanode.training.checkpoints import last_checkpoint
-from nanode.training.session import Session, prepare
+from nanode.training.setup import Setup, prepare
 
 
 def test_evaluation_is_of_the_stored_weights_and_statistics(tmp_path, config):
@@ -49,9 +49,9 @@ def test_the_average_is_what_is_evaluated(tmp_path, config, perceptron, average)
 def test_the_first_loss_by_hand(tmp_path, config, losses):
     config = replace(config, epochs=1, label_smoothing=0.1)
     train(config, tmp_path)
-    session = prepare(config)
-    images, labels = session.batches.batch(0, 0)
-    log_p = torch.log_softmax(session.model(images), 1).detach()
+    setup = prepare(config)
+    images, labels = setup.batches.batch(0, 0)
+    log_p = torch.log_softmax(setup.model(images), 1).detach()
     right, all_classes = log_p.gather(1, labels[:, None]), log_p.mean(1, keepdim=True)
     expected = -(0.9 * right + 0.1 * all_classes).mean()
     # Rounding of float32, summed in another order.
@@ -59,10 +59,10 @@ def test_the_first_loss_by_hand(tmp_path, config, losses):
 
 
 def test_a_score_does_not_depend_on_the_batches(config):
-    session = prepare(config)
-    found = session.score(session.data.test)
-    session.config = replace(config, batch_size=7)
-    other = session.score(session.data.test)
+    setup = prepare(config)
+    found = setup.score(setup.data.test)
+    setup.config = replace(config, batch_size=7)
+    other = setup.score(setup.data.test)
     assert other.accuracy == found.accuracy
     # The same sum of float32 losses in another order.
     assert other.loss == pytest.approx(found.loss, rel=1e-5)
@@ -70,9 +70,9 @@ def test_a_score_does_not_depend_on_the_batches(config):
 
 def test_a_run_that_must_not_look_at_the_test_images(tmp_path, config, perceptron, monkeypatch):
     seen = []
-    original = Session.score
+    original = Setup.score
     monkeypatch.setattr(
-        Session, "score", lambda self, images: seen.append(images.name) or original(self, images)
+        Setup, "score", lambda self, images: seen.append(images.name) or original(self, images)
     )
     config = replace(config, options={}, test=False)
     assert train(config, tmp_path / "choice").metrics.test_accuracy is None

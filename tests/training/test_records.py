@@ -45,7 +45,7 @@ def test_round_trip(tmp_path, record):
         status="finished",
         curves=(Epoch(epoch=1, step=10, train_loss=2.0, validation_accuracy=0.1),),
         metrics=Metrics(test_accuracy=0.5, test_loss=1.0),
-        times=Times(total=3.0, sessions=2),
+        times=Times(total=3.0, starts=2),
         versions=versions(),
     )
     full.save(tmp_path / "run.json")

@@ -19,7 +19,7 @@ from nanode.training import (
     train,
 )
 from nanode.training.loop import Loop
-from nanode.training.session import prepare
+from nanode.training.setup import prepare
 
 
 def test_learns_digits(tmp_path):
@@ -136,13 +136,13 @@ def test_a_smoothness_penalty_keeps_weights_still(config, tmp_path):
 
 
 def test_clipping_bounds_the_step(config):
-    session = prepare(replace(config, clip=1e-3, average=None))
-    weights = list(session.model.parameters())
+    setup = prepare(replace(config, clip=1e-3, average=None))
+    weights = list(setup.model.parameters())
     before = [p.detach().clone() for p in weights]
     loop = Loop.__new__(Loop)
-    loop.session, loop.progress = session, type("Place", (), {"step": 0})()
-    session.optimizer.param_groups[0]["weight_decay"] = 0.0
-    _, lr = loop._step(*session.batches.batch(0, 0))
+    loop.setup, loop.progress = setup, type("Place", (), {"step": 0})()
+    setup.optimizer.param_groups[0]["weight_decay"] = 0.0
+    _, lr = loop._step(*setup.batches.batch(0, 0))
     moved = [(p - b).square().sum() for p, b in zip(weights, before, strict=True)]
     # Nesterov's first step is 1 + momentum times the gradient.
     assert torch.stack(moved).sum().sqrt().item() <= 1.9 * lr * 1e-3 * (1 + 1e-3)

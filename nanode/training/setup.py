@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Session:
+class Setup:
     """A configuration come to life."""
 
     config: TrainConfig
@@ -56,7 +56,7 @@ class Session:
             yield self.batches.batch(self.config.epochs + epoch, step)[0]
 
 
-def prepare(config: TrainConfig) -> Session:
+def prepare(config: TrainConfig) -> Setup:
     """Make everything, so that what is wrong shows before any training; seeds the random state."""
     fabric = make_fabric(config)
     if config.tensorboard:
@@ -78,7 +78,7 @@ def prepare(config: TrainConfig) -> Session:
     if config.compile:
         _warm(model, batches.batch(0, 0)[0], fabric)
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optimizer))
-    return Session(
+    return Setup(
         config=config,
         fabric=fabric,
         data=data,
