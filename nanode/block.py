@@ -11,14 +11,13 @@ from nanode.bases import Basis
 from nanode.bases.basis import checked_count
 from nanode.fields import Field, as_field
 from nanode.gradients import Compiled, Evaluations, Gradient, Plan
+from nanode.gradients.adaptively import check_adaptive, solve_adaptively
 from nanode.integrate import (
     Solver,
     as_gradient,
-    check_adaptive,
     make_plan,
     resolve_interval,
     solve,
-    solve_adaptively,
     wanted_times,
 )
 from nanode.solvers import Adaptive, Euler, Schedule

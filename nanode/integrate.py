@@ -3,26 +3,18 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from nanode.fields import BatchNorm, Field, as_field, prepare_norms
-from nanode.gradients import Backprop, Backsolve, Gradient, Plan, Problem
-from nanode.gradients.problem import (
-    Conditioning,
-    Evaluations,
-    evaluate_checked,
-    own_parameters,
-)
-from nanode.gradients.recompute import refuse_hidden
+from nanode.fields import Field, as_field, prepare_norms
+from nanode.gradients import Backprop, Gradient, Plan, Problem
+from nanode.gradients.adaptively import solve_adaptively
+from nanode.gradients.problem import Conditioning, Evaluations, check_scale, checked_state
 from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
 from nanode.solvers.grid import meant
-from nanode.solvers.stepper import State
-from nanode.stages import Side, Stage
 
 Solver = Stepper | Adaptive
 
@@ -99,7 +91,7 @@ def make_plan(
     """All that a fixed-grid solve can know before it sees x."""
     if not isinstance(stepper, Stepper):
         raise ValueError(f"solver must be a stepper such as nanode.Euler(), got {stepper!r}")
-    _check_scale(scale)
+    check_scale(scale)
     grid = as_schedule(steps).grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
     wanted = (grid.steps,) if at is None else _positions(at, grid)
     crossed = [t for t in field.jumps if not grid.holds(t)]
@@ -128,38 +120,13 @@ def solve(
             f"{type(conditioning).__name__}; write conditioning=(value,)"
         )
     parts, structure = tree_flatten(x)
-    state = _checked(parts, plan.field)
+    state = checked_state(parts, plan.field)
     # Again, since another solve may have used the field on another grid meanwhile.
     prepare_norms(plan.field, [float(stage.time) for stage in plan.stages])
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]
     return tree_unflatten(list(result), structure), problem.evaluations
-
-
-def _checked(parts: list[Any], field: Field) -> State:
-    """The state's tensors, in the precision that a state needs."""
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise ValueError(
-            "the state must be a tensor, or a tuple or dict of tensors, got "
-            f"{[type(part).__name__ for part in parts]}"
-        )
-    for part in parts:
-        if not (part.is_floating_point() or part.is_complex()):
-            raise ValueError(f"the state must be floating point, got {part.dtype}")
-    devices = {part.device for part in parts}
-    devices |= {parameter.device for parameter in field.parameters()}
-    if len(devices) > 1:
-        raise ValueError(
-            f"the state and the field must be on one device, got {sorted(map(str, devices))}; "
-            "move one of them with .to(device)"
-        )
-    kind = parts[0].device.type
-    if torch.is_autocast_enabled(kind):
-        # Under autocast f runs in half precision; a state that small steps add up in must not.
-        halves = (torch.float16, torch.bfloat16)
-        parts = [part.float() if part.dtype in halves else part for part in parts]
-    return tuple(parts)
 
 
 def as_gradient(gradient: Gradient | None) -> Gradient:
@@ -169,11 +136,6 @@ def as_gradient(gradient: Gradient | None) -> Gradient:
     if not isinstance(gradient, Gradient):
         raise ValueError(f"gradient must be one such as nanode.Checkpointed(), got {gradient!r}")
     return gradient
-
-
-def _check_scale(scale: float) -> None:
-    if not isinstance(scale, Real) or not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number and no tensor, got {scale!r}")
 
 
 def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> tuple[float, ...]:
@@ -225,94 +187,3 @@ def _positions(at: Sequence[float], grid: Grid) -> tuple[int, ...]:
     if positions != sorted(set(positions)):
         raise ValueError(f"the wanted times must follow the direction of the solve, got {list(at)}")
     return tuple(positions)
-
-
-def solve_adaptively(
-    field: Field,
-    x: Any,
-    interval: tuple[float, float],
-    at: Sequence[float] | Tensor | None,
-    solver: Adaptive,
-    gradient: Gradient,
-    conditioning: tuple[Any, ...],
-    scale: float,
-) -> tuple[Any, Evaluations]:
-    """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
-    check_adaptive(field, gradient, scale)
-    parts, structure = tree_flatten(x)
-    state = _checked(parts, field)
-    times, skipped = _with_start(interval, at, state[0])
-    evaluations = Evaluations()
-    backsolve = isinstance(gradient, Backsolve)
-
-    def f(t: Tensor, side: Side, at: State) -> State:
-        if backsolve and torch.is_grad_enabled():  # torchdiffeq's forward pass is without grad
-            evaluations.backward += 1
-        else:
-            evaluations.forward += 1
-        weights = field.weights_at(t, side)
-        stage = Stage.alone(t, side)
-        slopes = evaluate_checked(field, structure, weights, stage, at, conditioning)
-        return tuple(scale * slope for slope in slopes)
-
-    adjoint = None
-    if backsolve:
-        _refuse_hidden_in(field, gradient, times.detach()[0], state, structure, conditioning)
-        extra = [c for c in tree_flatten(conditioning)[0] if isinstance(c, Tensor)]
-        adjoint = tuple(p for p in (*own_parameters(field).values(), *extra) if p.requires_grad)
-    columns = solver.solve(f, state, times, field.breakpoints, adjoint)
-    wanted = [c[-1] if at is None else c[skipped:] for c in columns]
-    return tree_unflatten(wanted, structure), evaluations
-
-
-def check_adaptive(field: Field, gradient: Gradient, scale: float) -> None:
-    """Raise where torchdiffeq can't serve."""
-    if not isinstance(gradient, Backprop | Backsolve):
-        raise ValueError(
-            f"{type(gradient).__name__} needs a fixed grid; with Adaptive use nanode.Backprop() or "
-            "nanode.Backsolve()"
-        )
-    if any(isinstance(part, BatchNorm) for part in field.modules()):
-        raise ValueError(
-            "BatchNorm keeps statistics per evaluation of a fixed grid, which an adaptive solver "
-            "doesn't have; use GroupNorm or a fixed-step solver"
-        )
-    _check_scale(scale)
-
-
-def _with_start(
-    interval: tuple[float, float], at: Sequence[float] | Tensor | None, like: Tensor
-) -> tuple[Tensor, int]:
-    """The times for torchdiffeq, which takes x at the first, and how many of them to leave out."""
-    dtype = torch.float64 if like.dtype in (torch.float64, torch.complex128) else torch.float32
-    ends = torch.tensor(interval, dtype=dtype, device=like.device)
-    if at is None:
-        return ends, 0
-    times = torch.as_tensor(at, dtype=dtype, device=like.device)
-    skipped = int(bool(times[0] != ends[0]))
-    times = torch.cat([ends[:skipped], times])
-    along = (times.detach() - ends[0]) / (ends[1] - ends[0])
-    if bool((along.diff() <= 0).any()) or not 0 <= float(along[-1]) <= 1 + 1e-6:
-        raise ValueError(
-            f"the wanted times must lie in the solve from {interval[0]} to {interval[1]} and "
-            f"follow its direction, got {times.tolist()[skipped:]}"
-        )
-    return times, skipped
-
-
-def _refuse_hidden_in(
-    field: Field,
-    gradient: Gradient,
-    t: Tensor,
-    state: State,
-    structure: TreeSpec,
-    conditioning: tuple[Any, ...],
-) -> None:
-    """Try the field on detached inputs: torchdiffeq's adjoint would drop a hidden tensor."""
-    values = Conditioning(conditioning)
-    weights = {name: w.detach() for name, w in field.weights_at(t).items()}
-    bare = tuple(part.detach() for part in state)
-    fixed = values.rebuilt([c.detach() for c in values.tensors])
-    with torch.enable_grad():
-        slopes = evaluate_checked(field, structure, weights, Stage.alone(t), bare, fixed)
-    refuse_hidden(slopes, gradient)

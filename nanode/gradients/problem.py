@@ -1,8 +1,10 @@
 """One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -187,3 +189,34 @@ def _in_order(value: Any, structure: TreeSpec) -> tuple[list[Any], TreeSpec] | N
 def _shapes(parts: Any, structure: TreeSpec) -> Any:
     shapes = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
     return tree_unflatten(shapes, structure)
+
+
+def checked_state(parts: list[Any], field: Field) -> State:
+    """The state's tensors, in the precision that a state needs."""
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise ValueError(
+            "the state must be a tensor, or a tuple or dict of tensors, got "
+            f"{[type(part).__name__ for part in parts]}"
+        )
+    for part in parts:
+        if not (part.is_floating_point() or part.is_complex()):
+            raise ValueError(f"the state must be floating point, got {part.dtype}")
+    devices = {part.device for part in parts}
+    devices |= {parameter.device for parameter in field.parameters()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the state and the field must be on one device, got {sorted(map(str, devices))}; "
+            "move one of them with .to(device)"
+        )
+    kind = parts[0].device.type
+    if torch.is_autocast_enabled(kind):
+        # Under autocast f runs in half precision; a state that small steps add up in must not.
+        halves = (torch.float16, torch.bfloat16)
+        parts = [part.float() if part.dtype in halves else part for part in parts]
+    return tuple(parts)
+
+
+def check_scale(scale: float) -> None:
+    """Raise unless the scale is a number."""
+    if not isinstance(scale, Real) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number and no tensor, got {scale!r}")
