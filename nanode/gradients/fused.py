@@ -163,7 +163,7 @@ class Bottlenecks:
             1,
             [True, True, False],
         )
-        g2 = _rows(in_active)
+        g2 = rows_of(in_active)
         sums2 = activate_sums(g2, inner.first, two)
         g1 = activate_backward(g2, inner.first, two, sums2)
         sums1, in_first = project_backward_sums(g1, x, one, w.first)
@@ -195,13 +195,17 @@ class Bottlenecks:
                 grad += value.reshape(shape)
 
     def _convolved(self, active: Tensor, kernel: Tensor) -> Tensor:
-        return _rows(F.conv2d(self._images(active), kernel, padding=1))
+        return rows_of(F.conv2d(self._images(active), kernel, padding=1))
 
     def _images(self, rows: Tensor) -> Tensor:
-        n, *space = self.size
-        return rows.view(n, *space, rows.shape[1]).permute(0, 3, 1, 2)
+        return images_of(rows, self.size)
 
 
-def _rows(images: Tensor) -> Tensor:
+def images_of(rows: Tensor, size: Sequence[int]) -> Tensor:
+    """Rows of pixels as a channels-last batch; ``size`` is (batch, height, width)."""
+    return rows.view(*size, rows.shape[1]).permute(0, 3, 1, 2)
+
+
+def rows_of(images: Tensor) -> Tensor:
     """Images as a matrix of pixels by channels; a view where channels lie together."""
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])

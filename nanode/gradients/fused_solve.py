@@ -9,7 +9,7 @@ from torch import Tensor
 from nanode.fields import BatchNorm
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.checkpointed import Checkpointed
-from nanode.gradients.fused import NAMES, Bottlenecks, Inner, _rows, is_bottleneck
+from nanode.gradients.fused import NAMES, Bottlenecks, Inner, images_of, is_bottleneck, rows_of
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
 from nanode.gradients.problem import Problem
@@ -81,17 +81,15 @@ class _Run:
         kind = x.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
-    def record(self, seen: Sequence[Norms]) -> None:
+    def record(self, seen: Sequence[Norms], pixels: int) -> None:
         """Move every evaluation's running statistics towards what was measured."""
         for n, norm in enumerate(self.norms):
             mean = torch.stack([norms[n].mean for norms in seen])
             rstd = torch.stack([norms[n].rstd for norms in seen])
             var = (rstd**-2 - norm.eps).clamp_min(0)
             norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
-            unbiased = var * (self.count / max(self.count - 1, 1))
+            unbiased = var * (pixels / max(pixels - 1, 1))
             norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
-
-    count = 0
 
 
 class _Fused(torch.autograd.Function):
@@ -100,17 +98,16 @@ class _Fused(torch.autograd.Function):
         ctx.run, ctx.shape, ctx.dtype = run, x.shape, run.dtype(x)
         fields = Bottlenecks(tensors, run.moving, ctx.dtype, x)
         fields.eps = run.norms[0].eps
-        rows = _rows(x)
-        run.count = rows.shape[0]
+        rows = rows_of(x)
         with torch.autocast(x.device.type, enabled=False):
             forward = _coupled if isinstance(run.method, Reversal) else _euler
             end, kept, inner, ctx.norms = forward(run, fields, rows)
-            run.record(ctx.norms)
+            run.record(ctx.norms, pixels=rows.shape[0])
         ctx.sizes = len(kept), len(inner)
         ctx.save_for_backward(
             *tensors, *kept, *(part for each in inner for part in (each.first, each.second))
         )
-        return _images(end, x.shape)
+        return images_of(end, fields.size)
 
     @staticmethod
     @once
@@ -126,15 +123,15 @@ class _Fused(torch.autograd.Function):
             Inner(norms, first, second)
             for norms, first, second in zip(ctx.norms, flat[::2], flat[1::2], strict=False)
         ]
-        g = _rows(grad.contiguous(memory_format=torch.channels_last))
+        g = rows_of(grad.contiguous(memory_format=torch.channels_last))
         with torch.autocast(grad.device.type, enabled=False):
             if isinstance(run.method, Reversal):
                 in_x = _undo(run, fields, kept, ctx.norms, g)
             elif isinstance(run.method, Checkpointed):
                 in_x = _resolve(run, fields, kept, ctx.norms, g)
             else:
-                in_x = _back(run, fields, kept, inner, g)
-        return (None, _images(in_x, ctx.shape), *fields.grads)
+                in_x = _pulled(run, fields, 0, kept, inner, g)
+        return (None, images_of(in_x, fields.size), *fields.grads)
 
 
 def _euler(
@@ -157,13 +154,6 @@ def _euler(
     return x, kept, inner, norms
 
 
-def _back(
-    run: _Run, fields: Bottlenecks, states: Sequence[Tensor], inner: Sequence[Inner], g: Tensor
-) -> Tensor:
-    """Euler steps pulled back, states and products at hand."""
-    return _pulled(run, fields, 0, states, inner, g, None)
-
-
 def _pulled(
     run: _Run,
     fields: Bottlenecks,
@@ -171,7 +161,7 @@ def _pulled(
     states: Sequence[Tensor],
     inner: Sequence[Inner],
     g: Tensor,
-    out: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Steps ``first`` … pulled back; g is not overwritten unless it is ``out``."""
     for n in reversed(range(len(states))):
@@ -277,8 +267,3 @@ def _undo(
             h1 = after
     assert gz is not None
     return gz
-
-
-def _images(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    n, channels, *space = shape
-    return rows.view(n, *space, channels).permute(0, 3, 1, 2)

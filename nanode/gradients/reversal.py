@@ -27,7 +27,7 @@ class Reversal(Recomputing):
     """Keeps the last state only. For invertible steppers.
 
     Exact up to the rounding that undoing the steps adds: with an fp32 state and f in bf16 it stays
-    near 1e-6 over 100 steps at the default coupling (``check_gradients`` measures it).
+    at a few 1e-6 over 100 steps at the default coupling (``check_gradients`` measures it).
     """
 
     def check(self, plan: Plan) -> None:
