@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import floor
 import problem
 import table
 
@@ -77,11 +78,13 @@ def emit(**row: object) -> None:
 def write_reference(options: argparse.Namespace, case: problem.Case) -> None:
     import torch
     from block import reference
+    from measure_torch import copy_bandwidth
 
     arrays = problem.load(options.folder)
     device = torch.device(options.device)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    emit(gpu=gpu, threads=torch.get_num_threads())
+    bandwidth = copy_bandwidth(arrays["x0"].nbytes) if device.type == "cuda" else None
+    emit(gpu=gpu, threads=torch.get_num_threads(), bandwidth=bandwidth)
     for steps in options.steps:
         gradients = reference(case, arrays, steps, device)
         problem.save(options.folder, gradients, f"reference-{steps}")
@@ -200,7 +203,21 @@ def compare(options: argparse.Namespace, case: problem.Case) -> dict[str, Any]:
             for steps in options.steps:
                 lost = {"status": "failed", "reason": reason or "no result"}
                 rows.append(done.get(steps, {"system": system, "steps": steps, **lost}))
+    if about[0]["bandwidth"]:
+        for row in rows:
+            add_floor(row, case, about[0]["bandwidth"])
     return table.record(options.device, case, options.repeats, options.seed, about[0], rows)
+
+
+def add_floor(row: dict[str, Any], case: problem.Case, bandwidth: float) -> None:
+    """The least time of nanode's rows, if memory traffic were all there is."""
+    names = {"backprop": "Backprop", "checkpointed": "Checkpointed", "coupled": "Reversal"}
+    gradient = names.get(row["system"].split("-")[1])
+    if row["status"] == "ok" and row["system"] in NANODE and gradient and case.norm == "batch":
+        row["floor_bytes"] = floor.traffic(case, gradient, row["steps"])
+        row["floor_operations"] = floor.operations(case, gradient, row["steps"])
+        row["floor_ms"] = 1e3 * row["floor_bytes"] / bandwidth
+        row["floor_ratio"] = row["total_ms"] / row["floor_ms"]
 
 
 def main() -> None:

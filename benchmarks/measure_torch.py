@@ -90,6 +90,20 @@ def measure_torch(
     return row, {n: g.double().cpu().numpy() for n, g in zip(names, gradients, strict=True)}
 
 
+def copy_bandwidth(size: int) -> float:
+    """Bytes a second, read and written, of a copy of that many bytes on the GPU."""
+    source = torch.empty(size, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(20):
+        marks: list[Any] = []
+        _mark(marks, True)
+        target.copy_(source)
+        _mark(marks, True)
+        times.append(_seconds(marks, True)[1])
+    return 2 * size / sorted(times)[len(times) // 2]
+
+
 def _reserved(cuda: bool) -> int:
     """Bytes that the allocator can't give back between passes."""
     if not cuda:

@@ -15,7 +15,10 @@ from measure_torch import TorchSolve
 from problem import COEFFICIENTS, ORDER, Case
 
 import nanode
+from nanode.models.layers import batch_norm, bottleneck
 
+#: The parameters of the shared problem by their place among a bottleneck's layers.
+PLACES = {"norm1": "0", "conv1": "2", "norm2": "3", "conv2": "5", "norm3": "6", "conv3": "8"}
 GRADIENTS = {
     "nanode-backprop": "Backprop",
     "nanode-checkpointed": "Checkpointed",
@@ -43,7 +46,13 @@ def build(
     if coupled(system) and steps % 2:
         raise ValueError(f"a coupled step takes two evaluations: K = {steps} must be even")
     basis = nanode.Trigonometric(order=ORDER)
-    field = nanode.TimeVarying(Bottleneck(case), basis=basis, overrides={"*norm*": None})
+    layered = case.norm == "batch"
+    if layered:
+        # As a user has it: layers under autocast. They keep running statistics; peers keep none.
+        module = bottleneck(case.width, case.hidden, batch_norm)
+        field = nanode.TimeVarying(module, basis, overrides=dict.fromkeys(["0", "3", "6"]))
+    else:
+        field = nanode.TimeVarying(Bottleneck(case), basis, overrides={"*norm*": None})
     block = nanode.ODEBlock(
         field,
         steps=steps // 2 if coupled(system) else steps,
@@ -54,13 +63,24 @@ def build(
 
     moving = dict(field.trajectory.coefficients.named_parameters())
     constant = dict(field.module.named_parameters())
-    leaves = {name: moving[name] for name in case.moving}
-    leaves |= {name: constant[name] for name in case.constant}
+
+    def place(name: str) -> str:
+        layer, _, parameter = name.partition(".")
+        return f"{PLACES[layer]}.{parameter}" if layered else name
+
+    leaves = {name: moving[place(name)] for name in case.moving}
+    leaves |= {name: constant[place(name)] for name in case.constant}
     _check_order(basis)
     with torch.no_grad():
         for name, leaf in leaves.items():
             leaf.copy_(torch.from_numpy(arrays[name]))
-    return TorchSolve(block, leaves, lambda: block.nfe.forward)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        half = layered and case.dtype == "bfloat16"
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            return block(x)
+
+    return TorchSolve(forward, leaves, lambda: block.nfe.forward)
 
 
 def _check_order(basis: Any) -> None:

@@ -26,6 +26,9 @@ COLUMNS = (
     ("forward ms", "forward_ms", "{:.2f}", 1),
     ("backward ms", "backward_ms", "{:.2f}", 1),
     ("total ms", "total_ms", "{:.2f}", 1),
+    ("floor ms", "floor_ms", "{:.2f}", 1),
+    ("× floor", "floor_ratio", "{:.2f}", 1),
+    ("first s", "first_call_s", "{:.1f}", 1),
     ("peak MB", "peak_bytes", "{:.1f}", 1e-6),
     ("error x0", "error_x0", "{:.1e}", 1),
     ("error coef.", "error_coefficients", "{:.1e}", 1),
@@ -38,7 +41,10 @@ named in the row).
 An exact method shows about 1e-7 in float32, or 1e-5 to 1e-3 where rounding opens or shuts a \
 single ReLU at its kink (in float64 the same solve shows 1e-15).
 In bfloat16 rounding alone gives a few 1e-2.
-PyTorch rows run eagerly, diffrax rows are compiled; there, backward is total minus forward.
+PyTorch rows run eagerly but for those named compiled, diffrax rows are compiled; there, backward \
+is total minus forward.
+floor: bytes that the method must move (counted in floor.py) at the speed of a copy here; first: \
+the first call, compilation included.
 evals: evaluations of f in the forward pass."""
 
 

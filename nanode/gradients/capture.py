@@ -71,7 +71,8 @@ class Graphs:
 
         def solve() -> list[Tensor]:
             self.evaluations.forward = self.evaluations.backward = 0
-            own = Problem(plan, structure, Conditioning(given), self.evaluations, evaluator())
+            given_here = Conditioning(given)
+            own = Problem(plan, structure, given_here, self.evaluations, evaluator(), owned=True)
             return [part for state in method.solve(own, tuple(self.x)) for part in state]
 
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.

@@ -29,6 +29,7 @@ from nanode.gradients.fused_solve import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
 from nanode.gradients.randomness import random_state
+from nanode.kernels.language import serves as kernels_serve
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
 from nanode.trajectories.trajectory import Named
@@ -42,10 +43,11 @@ class Compiled(Gradient):
 
     Fields that draw random numbers run as they are under methods that must draw them again, and
     uncaptured under the others. With ``fused``, bottleneck fields run by the kernels of
-    ``nanode.kernels`` (on a CPU by their references) instead of compiled code.
+    ``nanode.kernels`` (on a CPU by their references) instead of compiled code; by default they do
+    where the kernels themselves can run.
     """
 
-    def __init__(self, method: Gradient, capture: bool = True, fused: bool = False) -> None:
+    def __init__(self, method: Gradient, capture: bool = True, fused: bool | None = None) -> None:
         self.method, self.capture, self.fused = method, capture, fused
         self._functions: dict[TreeSpec, Callable[..., Any]] = {}
         self._solves: dict[Any, Captured] = {}
@@ -60,7 +62,7 @@ class Compiled(Gradient):
         """The states at the wanted grid points."""
         if torch.compiler.is_compiling():
             return self.method.solve(problem, x)
-        if self.fused and serves(self.method, problem, x):
+        if self._fuses(x) and serves(self.method, problem, x):
             fast = Fused(self.method)
             return (
                 self._captured(fast, None, problem, x)
@@ -82,6 +84,9 @@ class Compiled(Gradient):
             return self.method.solve(problem, x)
         like, places = x[0].new_empty(0), self._places  # not x, which would be kept alive
         return self._captured(self.method, lambda: Evaluator(function, like, places), problem, x)
+
+    def _fuses(self, x: State) -> bool:
+        return kernels_serve(x[0].new_empty(0)) if self.fused is None else self.fused
 
     def _captures(self, x: State) -> bool:
         return self.capture and x[0].is_cuda and torch.is_grad_enabled()

@@ -7,7 +7,7 @@ undoing a step, the kernel that rebuilds the state makes the next evaluation's f
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,19 +88,17 @@ class Bottlenecks:
     def __init__(
         self, tensors: Sequence[Tensor], moving: Sequence[bool], dtype: torch.dtype, x: Tensor
     ) -> None:
-        self.moving, self.dtype, self.eps = list(moving), dtype, 1e-5
+        self.moving, self.dtype, self.wide, self.eps = list(moving), dtype, x.dtype, 1e-5
         self.size = (x.shape[0], *x.shape[2:])
-        self.shapes = [tuple(t.shape[m:]) for t, m in zip(tensors, moving, strict=True)]
         # Cast and laid out once for all evaluations, not once a step.
         first, middle, last, *affine = tensors
-        layouts = [
+        self.ready = [
             first.flatten(-3).to(dtype).contiguous(),
             middle.movedim(-3, -1).to(dtype).contiguous().movedim(-1, -3),
             last.flatten(-3).to(dtype).contiguous(),
             *(tensor.to(x.dtype).contiguous() for tensor in affine),
         ]
-        self.ready = layouts
-        self.grads: list[Any] = [None] * len(tensors)
+        self.rows: list[Tensor] = []
 
     def weights(self, i: int) -> Weights:
         """The weights of evaluation i."""
@@ -147,8 +145,9 @@ class Bottlenecks:
         out: Tensor | None = None,
     ) -> Tensor:
         """Σ c·cotangent + the pullback of scale·g to x; gradients of the weights are stored."""
-        w, (one, two, three) = self.weights(i), inner.norms
-        g3, sums3, in_last = expand_backward(g, scale, inner.second, three, w.last)
+        w, (one, two, three), rows = self.weights(i), inner.norms, self.rows
+        into = (rows[2][i], rows[5][i])
+        g3, sums3, _ = expand_backward(g, scale, inner.second, three, w.last, out=into)
         g2 = activate_backward(g3, inner.second, three, sums3)
         in_active, in_middle, _ = torch.ops.aten.convolution_backward(
             self._images(g2),
@@ -163,36 +162,32 @@ class Bottlenecks:
             1,
             [True, True, False],
         )
+        rows[4][i].copy_(in_middle)
         g2 = rows_of(in_active)
-        sums2 = activate_sums(g2, inner.first, two)
+        sums2 = activate_sums(g2, inner.first, two, out=rows[1][i])
         g1 = activate_backward(g2, inner.first, two, sums2)
-        sums1, in_first = project_backward_sums(g1, x, one, w.first)
-        # Sums are the gradients of a norm's bias and weight, in this order.
-        affine = [part for sums in (sums1, sums2, sums3) for part in (sums[1], sums[0])]
-        self._store(i, [in_first, in_middle, in_last, *affine])
+        sums1, _ = project_backward_sums(g1, x, one, w.first, out=(rows[0][i], rows[3][i]))
         return project_backward(g1, x, one, w.first, sums1, cotangents, out=out)
 
-    def prepare_grads(self, tensors: Sequence[Tensor]) -> None:
-        """Room for gradients: rows are written once, constants summed."""
-        self.grads = [
-            torch.empty(t.shape, dtype=t.dtype, device=t.device)
-            if m
-            else torch.zeros(t.shape, dtype=t.dtype, device=t.device)
-            for t, m in zip(tensors, self.moving, strict=True)
-        ]
+    def prepare_grads(self, evaluations: int, device: torch.device) -> None:
+        """Room for what every evaluation gives its weights: norms first, written once each."""
+        first, middle, last, *affine = (
+            tuple(t.shape[m:]) for t, m in zip(self.ready, self.moving, strict=True)
+        )
+        shapes = [(2, *affine[n]) for n in (0, 2, 4)] + [first, middle, last]
+        self.rows = [torch.empty(evaluations, *s, dtype=self.wide, device=device) for s in shapes]
 
     def skip(self, i: int) -> None:
         """Evaluation i gets no gradient."""
-        for grad, m in zip(self.grads, self.moving, strict=True):
-            if m:
-                grad[i].zero_()
+        for part in self.rows:
+            part[i].zero_()
 
-    def _store(self, i: int, found: Sequence[Tensor]) -> None:
-        for grad, m, shape, value in zip(self.grads, self.moving, self.shapes, found, strict=True):
-            if m:
-                grad[i].copy_(value.view(shape) if value.is_contiguous() else value)
-            else:
-                grad += value.reshape(shape)
+    def grads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of the tables, in their order; those of constants are summed."""
+        # A norm's sums are the gradients of its bias and weight, in this order.
+        affine = [self.rows[n][:, leaf] for n in range(3) for leaf in (1, 0)]
+        found = zip([*self.rows[3:], *affine], tensors, self.moving, strict=True)
+        return [(g if m else g.sum(0)).reshape(t.shape).to(t.dtype) for g, t, m in found]
 
     def _convolved(self, active: Tensor, kernel: Tensor) -> Tensor:
         return rows_of(F.conv2d(self._images(active), kernel, padding=1))

@@ -1,6 +1,7 @@
 """Whole solves from fused evaluations: Euler, states kept or some of them; coupled Euler undone."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
 from nanode.gradients.problem import Problem
 from nanode.gradients.reversal import Reversal
-from nanode.kernels import Norm, expand, moments, project
+from nanode.kernels import Norm, activate, expand, moments, project
 from nanode.solvers.invertible import Coupled
 from nanode.solvers.runge_kutta import Euler
 from nanode.solvers.stepper import State
@@ -70,7 +71,7 @@ class _Run:
 
     def __init__(self, method: Gradient, problem: Problem, moving: Sequence[bool]) -> None:
         plan = problem.plan
-        self.method, self.moving = method, moving
+        self.method, self.moving, self.owned = method, moving, problem.owned
         self.widths = plan.widths
         self.stepper = plan.stepper
         module: Any = plan.field.module
@@ -80,6 +81,20 @@ class _Run:
         """The precision of products: autocast's, or the state's."""
         kind = x.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+    def bounds(self, x: Tensor, fields: Bottlenecks) -> list[int]:
+        """Where the segments of a checkpointed solve start; none if all middles can be kept.
+
+        They can where they take no more than the states that checkpoints are made of: those at the
+        segments' starts, and those inside the segment that is being solved again.
+        """
+        steps = len(self.widths)
+        if not isinstance(self.method, Checkpointed):
+            return []
+        bounds = self.method.bounds(steps)
+        states = len(bounds) - 1 + max(b - a for a, b in pairwise(bounds))
+        middle = fields.weights(0).last.shape[1] * fields.dtype.itemsize
+        return [] if steps * middle <= states * x.shape[1] * x.itemsize else bounds[:-1]
 
     def record(self, seen: Sequence[Norms], pixels: int) -> None:
         """Move every evaluation's running statistics towards what was measured."""
@@ -98,105 +113,127 @@ class _Fused(torch.autograd.Function):
         ctx.run, ctx.shape, ctx.dtype = run, x.shape, run.dtype(x)
         fields = Bottlenecks(tensors, run.moving, ctx.dtype, x)
         fields.eps = run.norms[0].eps
-        rows = rows_of(x)
+        rows = rows_of(x.detach())  # which an owned solve may write over
         with torch.autocast(x.device.type, enabled=False):
             forward = _coupled if isinstance(run.method, Reversal) else _euler
-            end, kept, inner, ctx.norms = forward(run, fields, rows)
+            end, kept, ctx.norms = forward(run, fields, rows)
             run.record(ctx.norms, pixels=rows.shape[0])
-        ctx.sizes = len(kept), len(inner)
-        ctx.save_for_backward(
-            *tensors, *kept, *(part for each in inner for part in (each.first, each.second))
-        )
+        ctx.save_for_backward(*tensors, *kept)
         return images_of(end, fields.size)
 
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         run: _Run = ctx.run
-        tensors, rest = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
-        kept, flat = list(rest[: ctx.sizes[0]]), rest[ctx.sizes[0] :]
+        tensors, kept = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
         like = torch.empty(ctx.shape, dtype=grad.dtype, device="meta")
         fields = Bottlenecks(tensors, run.moving, ctx.dtype, like)
         fields.eps = run.norms[0].eps
-        fields.prepare_grads(tensors)
-        inner = [
-            Inner(norms, first, second)
-            for norms, first, second in zip(ctx.norms, flat[::2], flat[1::2], strict=False)
-        ]
+        fields.prepare_grads(len(ctx.norms), grad.device)
         g = rows_of(grad.contiguous(memory_format=torch.channels_last))
         with torch.autocast(grad.device.type, enabled=False):
             if isinstance(run.method, Reversal):
                 in_x = _undo(run, fields, kept, ctx.norms, g)
-            elif isinstance(run.method, Checkpointed):
-                in_x = _resolve(run, fields, kept, ctx.norms, g)
+            elif isinstance(run.method, Backprop):
+                in_x = _pulled(run, fields, kept, ctx.norms, g)
             else:
-                in_x = _pulled(run, fields, 0, kept, inner, g)
-        return (None, images_of(in_x, fields.size), *fields.grads)
+                in_x = _rewound(run, fields, kept, ctx.norms, g)
+        return (None, images_of(in_x, fields.size), *fields.grads(tensors))
 
 
-def _euler(
-    run: _Run, fields: Bottlenecks, x: Tensor
-) -> tuple[Tensor, list[Tensor], list[Inner], list[Norms]]:
-    """The end, states to keep, products to keep, and all norms."""
-    steps = len(run.widths)
-    everything = isinstance(run.method, Backprop)
-    starts = range(steps)
-    if isinstance(run.method, Checkpointed):
-        starts = run.method.bounds(steps)[:-1]  # type: ignore[assignment]
-    statistics, kept, inner, norms = moments(x, fields.eps), [], [], []
+def _euler(run: _Run, fields: Bottlenecks, x: Tensor) -> tuple[Tensor, list[Tensor], list[Norms]]:
+    """The end, what is kept for the backward pass, and all norms."""
+    kept: list[Tensor] = []
+    norms: list[Norms] = []
+    bounds = run.bounds(x, fields)
+    out = None
+    statistics = moments(x, fields.eps)
     for k, h in enumerate(run.widths):
-        if k in starts:
+        if isinstance(run.method, Backprop) or k in bounds:
             kept.append(x)
-        x, statistics, made = fields.forward(k, x, statistics, h, [(1.0, x)])
+            out = None  # what is kept is not written over
+        x, statistics, made = fields.forward(k, x, statistics, h, [(1.0, x)], out=out)
         norms.append(made.norms)
-        if everything:
-            inner.append(made)
-    return x, kept, inner, norms
+        if isinstance(run.method, Backprop):
+            kept += [made.first, made.second]
+            continue
+        out = x
+        if not bounds:
+            kept.append(made.second)
+    if not isinstance(run.method, Backprop):
+        kept.append(x)
+    return x, kept, norms
 
 
 def _pulled(
+    run: _Run, fields: Bottlenecks, kept: Sequence[Tensor], norms: Sequence[Norms], g: Tensor
+) -> Tensor:
+    """Steps pulled back, last to first, all states and products at hand."""
+    out = g if run.owned else None
+    for k in reversed(range(len(run.widths))):
+        x, first, second = kept[3 * k : 3 * k + 3]
+        active = activate(first, norms[k][1], dtype=fields.dtype)
+        inner = Inner(norms[k], first, second)
+        g = out = fields.pull(k, x, inner, active, g, run.widths[k], [(1.0, g)], out=out)
+    return g
+
+
+def _rewound(
+    run: _Run, fields: Bottlenecks, kept: Sequence[Tensor], norms: Sequence[Norms], g: Tensor
+) -> Tensor:
+    """Segment by segment, last to first: its second products made again if need be, then back.
+
+    A step is undone by its own second product, x_k = x_{k+1} − h W relu(norm(second_k)): the same
+    numbers that were added are subtracted, so that rounding is all that is lost, and a state costs
+    what its narrow middle does.
+    """
+    *starts, x = kept
+    steps = len(run.widths)
+    bounds = run.bounds(x, fields)
+    if not bounds:
+        return _back(run, fields, 0, starts, norms, x, g)
+    for n in reversed(range(len(starts))):
+        end = bounds[n + 1] if n + 1 < len(bounds) else steps
+        made, at, out = [], starts[n], None
+        for i in range(bounds[n], end):
+            w = fields.weights(i)
+            h = project(at, norms[i][0], w.first, eps=None)[0]
+            made.append(fields.again(i, h, norms[i])[1])
+            if i + 1 < end:
+                widths = run.widths[i]
+                at, _, _ = expand(made[-1], norms[i][2], w.last, widths, [(1.0, at)], out=out)
+                out = at
+        g = _back(run, fields, bounds[n], made, norms, x, g)
+        x = starts[n]
+    return g
+
+
+def _back(
     run: _Run,
     fields: Bottlenecks,
     first: int,
-    states: Sequence[Tensor],
-    inner: Sequence[Inner],
+    seconds: Sequence[Tensor],
+    norms: Sequence[Norms],
+    x: Tensor,
     g: Tensor,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """Steps ``first`` … pulled back; g is not overwritten unless it is ``out``."""
-    for n in reversed(range(len(states))):
+    """Steps ``first`` … undone and pulled back, from the state x that they end in."""
+    x_out, g_out = (x, g) if run.owned else (None, None)
+    for n in reversed(range(len(seconds))):
         i, h = first + n, run.widths[first + n]
-        active, _ = fields.again(i, inner[n].first, inner[n].norms)
-        g = fields.pull(i, states[n], inner[n], active, g, h, [(1.0, g)], out=out)
-        out = g
+        w, (one, two, three) = fields.weights(i), norms[i]
+        x, _, product = expand(
+            seconds[n], three, w.last, -h, [(1.0, x)], out=x_out, following=(one, w.first)
+        )
+        assert product is not None
+        active = activate(product, two, dtype=fields.dtype)
+        inner = Inner(norms[i], product, seconds[n])
+        g = fields.pull(i, x, inner, active, g, h, [(1.0, g)], out=g_out)
+        x_out, g_out = x, g
     return g
 
 
-def _resolve(
-    run: _Run, fields: Bottlenecks, kept: Sequence[Tensor], norms: Sequence[Norms], g: Tensor
-) -> Tensor:
-    """Segment by segment, last to first: forward once more by remembered statistics, then back."""
-    assert isinstance(run.method, Checkpointed)
-    bounds = run.method.bounds(len(run.widths))
-    out = None
-    for n in reversed(range(len(kept))):
-        x, states, inner = kept[n], [], []
-        for i in range(bounds[n], bounds[n + 1]):
-            h = project(x, norms[i][0], fields.weights(i).first, eps=None)[0]
-            _, second = fields.again(i, h, norms[i])
-            states.append(x)
-            inner.append(Inner(norms[i], h, second))
-            if i + 1 < bounds[n + 1]:
-                last = fields.weights(i).last
-                x, _, _ = expand(second, norms[i][2], last, run.widths[i], [(1.0, x)])
-        g = _pulled(run, fields, bounds[n], states, inner, g, out)
-        out = g
-    return g
-
-
-def _coupled(
-    run: _Run, fields: Bottlenecks, x: Tensor
-) -> tuple[Tensor, list[Tensor], list[Inner], list[Norms]]:
+def _coupled(run: _Run, fields: Bottlenecks, x: Tensor) -> tuple[Tensor, list[Tensor], list[Norms]]:
     """Coupled Euler: y ← λy + (1 − λ)z + h f(z), z ← z + h f(y)."""
     assert isinstance(run.stepper, Coupled)
     coupling = run.stepper.coupling
@@ -204,14 +241,14 @@ def _coupled(
     statistics, norms = moments(x, fields.eps), []
     y = z = x
     for k, h in enumerate(run.widths):
-        # In place from the second step on: the first one's inputs are the caller's x.
+        # In place from the second step on: the first one's inputs may be the caller's x.
         mix = [(coupling, y), (1 - coupling, z)] if k else [(1.0, z)]
         y, found, made = fields.forward(2 * k, z, statistics, h, mix, out=y if k else None)
         norms.append(made.norms)
-        out = z if k else None
+        out = z if k or run.owned else None
         z, statistics, made = fields.forward(2 * k + 1, y, found, h, [(1.0, z)], out=out)
         norms.append(made.norms)
-    return y, [y, z], [], norms
+    return y, [y, z], norms
 
 
 def _undo(
@@ -222,11 +259,10 @@ def _undo(
     coupling = run.stepper.coupling
     assert coupling is not None
     y, z = kept
-    y_out: Tensor | None = None
-    z_out: Tensor | None = None
+    y_out, z_out = (y, z) if run.owned else (None, None)
     gy, factor = g, 1.0
     gz: Tensor | None = None  # nobody looks at z at the end
-    gy_out: Tensor | None = None
+    gy_out = g if run.owned else None
     last = 2 * len(run.widths) - 1
     h1 = project(y, norms[last][0], fields.weights(last).first, eps=None)[0]
     for k in reversed(range(len(run.widths))):

@@ -38,5 +38,5 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         raise RuntimeError(
             "this gradient method gives first derivatives only, and a second was asked for; use "
-            "gradient=nanode.Backprop()"
+            "gradient=nanode.Backprop() with compile=False"
         )

@@ -56,6 +56,9 @@ class Problem:
     evaluations: Evaluations
     #: Evaluates in place of the field's own code: compiled, and drawing no random numbers.
     evaluator: Callable[[Named, Stage, State, tuple[Any, ...]], State] | None = None
+    #: Whether x, the states made from it and the incoming gradients may be overwritten, as in a
+    #: captured solve, whose memory is filled anew for every pass.
+    owned: bool = False
 
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]

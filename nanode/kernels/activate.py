@@ -99,25 +99,34 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add(parts, out, P, N, MANY: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add(  # type: ignore[no-untyped-def]
+    parts, head, tail, P, N, HEAD, MANY: tl.constexpr, COLUMNS: tl.constexpr
+):
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, P, MANY):
         p = first + tl.arange(0, MANY)
         inside = (p[:, None] < P) & (n[None, :] < N)
         total += tl.sum(tl.load(parts + p[:, None] * N + n[None, :], mask=inside, other=0.0), 0)
-    tl.store(out + n, total, mask=n < N)
+    tl.store(head + n, total, mask=n < HEAD)
+    tl.store(tail + (n - HEAD), total, mask=(n >= HEAD) & (n < N))
 
 
-def add_parts(parts: Tensor) -> Tensor:
-    """The sum of the rows of ``(P, N)``, always in the same order."""
+def add_parts(parts: Tensor, head: Tensor, tail: Tensor | None = None) -> None:
+    """The sum of the rows of ``(P, N)``, in a fixed order: first what fills head, then tail."""
     many, size = parts.shape
-    out: Tensor = parts.new_empty(size)
     columns = 64 if size > 4096 else 16
     _add[(-(-size // columns),)](
-        parts, out, many, size, MANY=padded(many, 128), COLUMNS=columns, num_warps=8
+        parts,
+        head,
+        head if tail is None else tail,
+        many,
+        size,
+        head.numel(),
+        MANY=padded(many, 128),
+        COLUMNS=columns,
+        num_warps=8,
     )
-    return out
 
 
 def activate_reference(x: Tensor, norm: Norm, *, dtype: torch.dtype) -> Tensor:
@@ -138,25 +147,31 @@ def activate(x: Tensor, norm: Norm, *, dtype: torch.dtype, tile: Tile | None = N
     return out
 
 
-def activate_sums_reference(g: Tensor, x: Tensor, norm: Norm) -> Tensor:
+def activate_sums_reference(
+    g: Tensor, x: Tensor, norm: Norm, *, out: Tensor | None = None
+) -> Tensor:
     """:func:`activate_sums` in plain PyTorch."""
     unit = (x - norm.mean) * norm.rstd
     grad = torch.where(unit * norm.weight + norm.bias > 0, g.to(unit.dtype), 0)
-    return torch.stack((grad.sum(0), (grad * unit).sum(0)))
+    return torch.stack((grad.sum(0), (grad * unit).sum(0)), out=out)
 
 
-def activate_sums(g: Tensor, x: Tensor, norm: Norm, *, tile: Tile | None = None) -> Tensor:
+def activate_sums(
+    g: Tensor, x: Tensor, norm: Norm, *, out: Tensor | None = None, tile: Tile | None = None
+) -> Tensor:
     """The gradients of the norm's bias and weight, ``(2, C)``: the sums its backward needs."""
     rows, width = x.shape
     if not serves(g, x) or padded(width) > 256:
-        return activate_sums_reference(g, x, norm)
+        return activate_sums_reference(g, x, norm, out=out)
     tile = tile or Tile(128, 2, 8, 1)
     many = min(programs(x, tile.columns), -(-rows // tile.rows))
     parts = torch.empty(many, 2 * width, device=x.device, dtype=torch.float32)
     _sums[(many,)](
         g, x, *norm, parts, rows, C=width, ROWS=tile.rows, CP=padded(width), **tile.options()
     )
-    return add_parts(parts).view(2, width)
+    sums = parts.new_empty(2, width) if out is None else out
+    add_parts(parts, sums)
+    return sums
 
 
 def activate_backward_reference(g: Tensor, x: Tensor, norm: Norm, sums: Tensor) -> Tensor:

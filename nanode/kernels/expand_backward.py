@@ -77,7 +77,13 @@ def _expand_backward(  # type: ignore[no-untyped-def]
 
 
 def expand_backward_reference(
-    g: Tensor, scale: float, h: Tensor, norm: Norm, matrix: Tensor
+    g: Tensor,
+    scale: float,
+    h: Tensor,
+    norm: Norm,
+    matrix: Tensor,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`expand_backward` in plain PyTorch."""
     unit = (h - norm.mean) * norm.rstd
@@ -86,22 +92,33 @@ def expand_backward_reference(
     ga = torch.where(active > 0, gk @ matrix, 0)
     sums = torch.stack((ga.to(unit.dtype).sum(0), (ga * unit).sum(0)))
     dtype = torch.promote_types(matrix.dtype, torch.float32)
-    return ga, sums, gk.mT.to(dtype) @ active.to(matrix.dtype).to(dtype)
+    gw = gk.mT.to(dtype) @ active.to(matrix.dtype).to(dtype)
+    if out is not None:
+        sums, gw = out[0].copy_(sums), out[1].copy_(gw)
+    return ga, sums, gw
 
 
 def expand_backward(
-    g: Tensor, scale: float, h: Tensor, norm: Norm, matrix: Tensor, *, tile: Tile | None = None
+    g: Tensor,
+    scale: float,
+    h: Tensor,
+    norm: Norm,
+    matrix: Tensor,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What ``scale * relu(norm(h)) @ matrix.T`` gives back for the cotangent ``g``.
 
     Returns the masked cotangent of the normalised h, ``(R, M)`` in the matrix's dtype, its two
     sums ``(2, M)`` (the gradients of the norm's bias and weight) and the matrix's gradient
-    ``(C, M)`` in fp32. Shapes: g is ``(R, C)``, h ``(R, M)``, matrix ``(C, M)``.
+    ``(C, M)`` in fp32, both written to ``out`` if given. Shapes: g is ``(R, C)``, h ``(R, M)``,
+    matrix ``(C, M)``.
     """
     rows, width = h.shape
     channels = matrix.shape[0]
     if not serves(g, h, matrix) or padded(width) * padded(channels) > 256 * 64:
-        return expand_backward_reference(g, scale, h, norm, matrix)
+        return expand_backward_reference(g, scale, h, norm, matrix, out=out)
     tile = tile or Tile(32, 2, 4, 3)
     many = min(programs(g, tile.columns), -(-rows // tile.rows))
     ga = torch.empty(rows, width, device=g.device, dtype=matrix.dtype)
@@ -123,5 +140,6 @@ def expand_backward(
         STAGES=tile.stages,
         **tile.options(),
     )
-    total = add_parts(parts)
-    return ga, total[: 2 * width].view(2, width), total[2 * width :].view(channels, width)
+    sums, gw = out or (parts.new_empty(2, width), parts.new_empty(channels, width))
+    add_parts(parts, sums, gw)
+    return ga, sums, gw

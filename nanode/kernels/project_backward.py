@@ -145,27 +145,38 @@ def _unit_and_grad(gh: Tensor, x: Tensor, norm: Norm, matrix: Tensor) -> tuple[T
 
 
 def project_backward_sums_reference(
-    gh: Tensor, x: Tensor, norm: Norm, matrix: Tensor
+    gh: Tensor,
+    x: Tensor,
+    norm: Norm,
+    matrix: Tensor,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`project_backward_sums` in plain PyTorch."""
     unit, grad = _unit_and_grad(gh, x, norm, matrix)
     active = torch.relu(unit * norm.weight + norm.bias).to(matrix.dtype).to(unit.dtype)
-    sums = torch.stack((grad.sum(0), (grad * unit).sum(0)))
-    return sums, gh.mT.to(unit.dtype) @ active
+    sums, gw = torch.stack((grad.sum(0), (grad * unit).sum(0))), gh.mT.to(unit.dtype) @ active
+    return (sums, gw) if out is None else (out[0].copy_(sums), out[1].copy_(gw))
 
 
 def project_backward_sums(
-    gh: Tensor, x: Tensor, norm: Norm, matrix: Tensor, *, tile: Tile | None = None
+    gh: Tensor,
+    x: Tensor,
+    norm: Norm,
+    matrix: Tensor,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The sums of the norm's backward ``(2, C)`` and the matrix's gradient ``(M, C)``, fp32.
 
     Shapes: gh is ``(R, M)``, x ``(R, C)``, matrix ``(M, C)``. The sums are also the gradients of
-    the norm's bias and weight.
+    the norm's bias and weight. Both are written to ``out`` if given.
     """
     rows, channels = x.shape
     width = matrix.shape[0]
     if not serves(gh, x, matrix) or padded(width) > 128:
-        return project_backward_sums_reference(gh, x, norm, matrix)
+        return project_backward_sums_reference(gh, x, norm, matrix, out=out)
     tile = tile or Tile(64, padded(channels, 32), 4, 3)
     chunks = -(-channels // tile.columns)
     many = min(max(1, programs(x, 3) // chunks), -(-rows // tile.rows))
@@ -185,8 +196,9 @@ def project_backward_sums(
         STAGES=tile.stages,
         **tile.options(),
     )
-    total = add_parts(parts)
-    return total[: 2 * channels].view(2, channels), total[2 * channels :].view(width, channels)
+    sums, gw = out or (parts.new_empty(2, channels), parts.new_empty(width, channels))
+    add_parts(parts, sums, gw)
+    return sums, gw
 
 
 def project_backward_reference(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.gradients import fused_solve
 from nanode.gradients.compiled import Compiled
 from nanode.gradients.fused import is_bottleneck
 from nanode.models.layers import batch_norm, bottleneck, group_norm
@@ -70,13 +71,57 @@ def test_fused_equals_plain(solver, gradient, kind, device, monkeypatch):
     assert fused.nfe.forward == len(fused._plan.stages)
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("hidden", [2, 32])
+@pytest.mark.parametrize("segments", [1, 3, 5, None])
+def test_segments(segments, hidden, device):
+    """Narrow middles are all kept; wide ones are made again, a segment at a time."""
+    field = make_field("moving", hidden=hidden).to(device, torch.float64)
+    x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2))
+    x = x.to(device, torch.float64)
+    gradient = nanode.Checkpointed(segments)
+    plain = passed(nanode.ODEBlock(copy.deepcopy(field), 12, gradient=gradient), x)
+    fused = passed(nanode.ODEBlock(field, 12, gradient=Compiled(gradient, fused=True)), x)
+    for a, b in zip(fused, plain, strict=True):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+@pytest.mark.parametrize("hidden", [2, 32])
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
+def test_a_solve_may_own_its_memory(solver, gradient, hidden, monkeypatch):
+    """As a captured one does: x, states and cotangents are then written over, results the same."""
+
+    class Owning(fused_solve._Run):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.owned = True
+
+    field = make_field("moving", hidden=hidden).double()
+    x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2)).double()
+    fused = nanode.ODEBlock(field, 12, solver, Compiled(gradient, fused=True))
+    plain = passed(fused, x)
+    monkeypatch.setattr(fused_solve, "_Run", Owning)
+    own = x.clone().to(memory_format=torch.channels_last).requires_grad_()
+    y = fused(own)
+    assert torch.equal(y, plain[0])
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).double()
+    cotangent = cotangent.to(memory_format=torch.channels_last)
+    before = cotangent.clone()
+    for a, b in zip(
+        torch.autograd.grad(y, [own, *fused.parameters()], cotangent), plain[1:], strict=False
+    ):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+    assert not torch.equal(cotangent, before)
+
+
 @pytest.mark.parametrize(
     ("width", "hidden", "shape"),
     [(8, 4, (1, 7, 7)), (24, 5, (3, 1, 1)), (16, 16, (2, 33, 31)), (17, 3, (5, 2, 9))],
 )
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_odd_shapes(width, hidden, shape, device):
+def test_odd_shapes(width, hidden, shape, device, monkeypatch):
     """In float32, which the kernels themselves take: loose, for one ReLU may flip at its kink."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     field = make_field("moving", width, hidden).to(device)
     n, *space = shape
     x = torch.randn(n, width, *space, generator=torch.Generator().manual_seed(2)).to(device)
