@@ -75,6 +75,11 @@ class Graphs:
             own = Problem(plan, structure, given_here, self.evaluations, evaluator(), owned=True)
             return [part for state in method.solve(own, tuple(self.x)) for part in state]
 
+        def pull(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+            # Captured inside the caller's autocast, where a backward pass has no business.
+            with torch.autocast("cuda", enabled=False):
+                return torch.autograd.grad(outputs, self.live, self.grads_out, allow_unused=True)
+
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -82,7 +87,7 @@ class Graphs:
             for _ in range(2):
                 outputs = solve()
                 self.grads_out = [torch.randn_like(part) for part in outputs]
-                torch.autograd.grad(outputs, self.live, self.grads_out, allow_unused=True)
+                pull(outputs)
             del outputs
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
@@ -90,9 +95,7 @@ class Graphs:
         with torch.cuda.graph(self.forward, pool=pool):
             outputs = solve()
         with torch.cuda.graph(self.backward, pool=pool):
-            self.grads_in = torch.autograd.grad(
-                outputs, self.live, self.grads_out, allow_unused=True
-            )
+            self.grads_in = pull(outputs)
         self.outputs = [part.detach() for part in outputs]
         with torch.no_grad():
             for buffer, before in buffers:  # trials have moved statistics; only passes may

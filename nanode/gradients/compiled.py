@@ -126,14 +126,21 @@ class Compiled(Gradient):
         """All that a capture is specialised to."""
         field, kind = problem.plan.field, x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
-        held = [*field.parameters(), *field.buffers()]
+        # One walk, not three of named members: this is all that stands between two replays.
+        parts = list(field.modules())
+        held = [
+            t
+            for part in parts
+            for t in (*part._parameters.values(), *part._buffers.values())
+            if t is not None
+        ]
         return (
             id(problem.plan),
             problem.structure,
             problem.conditioning.structure,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
-            tuple(part.training for part in field.modules()),
+            tuple(part.training for part in parts),
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
         )

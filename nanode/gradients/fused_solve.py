@@ -98,13 +98,14 @@ class _Run:
 
     def record(self, seen: Sequence[Norms], pixels: int) -> None:
         """Move every evaluation's running statistics towards what was measured."""
-        for n, norm in enumerate(self.norms):
-            mean = torch.stack([norms[n].mean for norms in seen])
-            rstd = torch.stack([norms[n].rstd for norms in seen])
-            var = (rstd**-2 - norm.eps).clamp_min(0)
-            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
-            unbiased = var * (pixels / max(pixels - 1, 1))
-            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+        sizes = [norm.mean.numel() for norm in seen[0]]
+        mean = torch.cat([norm.mean for norms in seen for norm in norms]).view(len(seen), -1)
+        rstd = torch.cat([norm.rstd for norms in seen for norm in norms]).view(len(seen), -1)
+        var = (rstd**-2 - self.norms[0].eps).clamp_min(0) * (pixels / max(pixels - 1, 1))
+        parts = zip(self.norms, mean.split(sizes, 1), var.split(sizes, 1), strict=True)
+        for norm, new_mean, new_var in parts:
+            norm.running_mean.lerp_(new_mean.to(norm.running_mean.dtype), norm.momentum)
+            norm.running_var.lerp_(new_var.to(norm.running_var.dtype), norm.momentum)
 
 
 class _Fused(torch.autograd.Function):
