@@ -86,7 +86,12 @@ class Compiled(Gradient):
         return self._captured(self.method, lambda: Evaluator(function, like, places), problem, x)
 
     def _fuses(self, x: State) -> bool:
-        return kernels_serve(x[0].new_empty(0)) if self.fused is None else self.fused
+        if self.fused is not None:
+            return self.fused
+        kind = x[0].device.type
+        # Triton's products of fp32 are slower than the library's: 145 ms where eager takes 48.
+        half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+        return half and kernels_serve(x[0].new_empty(0))
 
     def _captures(self, x: State) -> bool:
         return self.capture and x[0].is_cuda and torch.is_grad_enabled()

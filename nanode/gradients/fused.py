@@ -148,7 +148,7 @@ class Bottlenecks:
         w, (one, two, three), rows = self.weights(i), inner.norms, self.rows
         into = (rows[2][i], rows[5][i])
         g3, sums3, _ = expand_backward(g, scale, inner.second, three, w.last, out=into)
-        g2 = activate_backward(g3, inner.second, three, sums3)
+        g2 = activate_backward(g3, inner.second, three, sums3, out=g3)
         in_active, in_middle, _ = torch.ops.aten.convolution_backward(
             self._images(g2),
             self._images(active),
@@ -163,9 +163,10 @@ class Bottlenecks:
             [True, True, False],
         )
         rows[4][i].copy_(in_middle)
-        g2 = rows_of(in_active)
-        sums2 = activate_sums(g2, inner.first, two, out=rows[1][i])
-        g1 = activate_backward(g2, inner.first, two, sums2)
+        del g2, g3
+        g1 = rows_of(in_active)
+        sums2 = activate_sums(g1, inner.first, two, out=rows[1][i])
+        g1 = activate_backward(g1, inner.first, two, sums2, out=g1)
         sums1, _ = project_backward_sums(g1, x, one, w.first, out=(rows[0][i], rows[3][i]))
         return project_backward(g1, x, one, w.first, sums1, cotangents, out=out)
 

@@ -279,8 +279,11 @@ def _undo(
         else:
             inner = Inner(norms[b], h1, second)
             gy = gy_out = fields.pull(b, y, inner, active, gz, h, [(factor, gy)], out=gy_out)
+            del inner
         assert before is not None
-        active, second = fields.again(a, before, norms[a])
+        h1 = before
+        del active, second, before  # so that they make room for the next ones
+        active, second = fields.again(a, h1, norms[a])
         following = (norms[a - 1][0], fields.weights(a - 1).first) if k else None
         # y' = λy + (1 − λ)z + hf, hence y = y'/λ + (1 − 1/λ)z − hf/λ.
         y, _, after = expand(
@@ -293,13 +296,14 @@ def _undo(
             following=following,
         )
         y_out = y
-        inner = Inner(norms[a], before, second)
+        inner = Inner(norms[a], h1, second)
         # At the first step y and z are both x, which gets all of gy.
         flowing = [(1 - coupling if k else 1.0, gy)]
         if gz is not None:
             flowing.insert(0, (1.0, gz))
         gz = fields.pull(a, z, inner, active, gy, h, flowing, out=gz)
         factor = coupling
+        del inner, active, second
         if after is not None:
             h1 = after
     assert gz is not None

@@ -174,24 +174,35 @@ def activate_sums(
     return sums
 
 
-def activate_backward_reference(g: Tensor, x: Tensor, norm: Norm, sums: Tensor) -> Tensor:
+def activate_backward_reference(
+    g: Tensor, x: Tensor, norm: Norm, sums: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """:func:`activate_backward` in plain PyTorch."""
     unit = (x - norm.mean) * norm.rstd
     grad = torch.where(unit * norm.weight + norm.bias > 0, g.to(unit.dtype), 0)
     plain, moment = sums / x.shape[0]
-    result: Tensor = (norm.weight * norm.rstd) * (grad - plain - unit * moment)
-    return result.to(g.dtype)
+    result = ((norm.weight * norm.rstd) * (grad - plain - unit * moment)).to(g.dtype)
+    return result if out is None else out.copy_(result)
 
 
 def activate_backward(
-    g: Tensor, x: Tensor, norm: Norm, sums: Tensor, *, tile: Tile | None = None
+    g: Tensor,
+    x: Tensor,
+    norm: Norm,
+    sums: Tensor,
+    *,
+    out: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """The cotangent of x from that of ``relu(norm(x))``, given :func:`activate_sums`."""
+    """The cotangent of x from that of ``relu(norm(x))``, given :func:`activate_sums`.
+
+    ``out`` may be g.
+    """
     rows, width = x.shape
     if not serves(g, x) or padded(width) > 1024:
-        return activate_backward_reference(g, x, norm, sums)
+        return activate_backward_reference(g, x, norm, sums, out=out)
     tile = tile or Tile(32, 0, 4, 1)
-    out = torch.empty_like(g)
+    out = torch.empty_like(g) if out is None else out
     _backward[(-(-rows // tile.rows),)](
         g,
         x,
