@@ -26,6 +26,7 @@ from nanode.kernels import (
     project_backward,
     project_backward_sums,
 )
+from nanode.kernels.project import Moments
 
 #: The weights of a bottleneck by their place in the module, convolutions first.
 NAMES = tuple(f"{n}.weight" for n in (2, 5, 8)) + tuple(
@@ -34,12 +35,12 @@ NAMES = tuple(f"{n}.weight" for n in (2, 5, 8)) + tuple(
 
 
 def is_bottleneck(field: Field) -> bool:
-    """Whether the kernels serve this field as it is now."""
+    """Whether the kernels serve this field: a bottleneck, all of it in one mode."""
     module = getattr(field, "module", None)
     if not isinstance(field, TimeVarying | Autonomous) or not isinstance(module, nn.Sequential):
         return False
     parts = list(module)
-    if len(parts) != 9 or not all(part.training for part in field.modules()):
+    if len(parts) != 9 or len({part.training for part in field.modules()}) > 1:
         return False
     if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return False
@@ -99,6 +100,8 @@ class Bottlenecks:
             *(tensor.to(x.dtype).contiguous() for tensor in affine),
         ]
         self.rows: list[Tensor] = []
+        #: The norms' statistics in each evaluation where they are not the batch's own.
+        self.fixed: Sequence[tuple[Moments, ...]] = ()
 
     def weights(self, i: int) -> Weights:
         """The weights of evaluation i."""
@@ -107,25 +110,28 @@ class Bottlenecks:
             row[0], row[1], row[2], ((row[3], row[4]), (row[5], row[6]), (row[7], row[8]))
         )
 
+    def opening(self, x: Tensor) -> Moments | None:
+        """The statistics that the first evaluation needs; none where they are fixed."""
+        return None if self.fixed else moments(x, self.eps)
+
     def forward(
         self,
         i: int,
         x: Tensor,
-        statistics: tuple[Tensor, Tensor],
+        statistics: Moments | None,
         scale: float,
         states: Sequence[tuple[float, Tensor]],
         out: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor], Inner]:
+    ) -> tuple[Tensor, Moments | None, Inner]:
         """Σ c·state + scale·f(x), its statistics, and what was made inside."""
-        w = self.weights(i)
-        one = Norm(*w.norms[0], *statistics)
-        h, found = project(x, one, w.first, eps=self.eps)
-        assert found is not None
-        two = Norm(*w.norms[1], *found)
+        w, eps = self.weights(i), None if self.fixed else self.eps
+        stored = self.fixed[i] if self.fixed else ()
+        one = Norm(*w.norms[0], *(statistics or stored[0]))
+        h, found = project(x, one, w.first, eps=eps)
+        two = Norm(*w.norms[1], *(found or stored[1]))
         second = self._convolved(activate(h, two, dtype=self.dtype), w.middle)
-        three = Norm(*w.norms[2], *moments(second, self.eps))
-        new, following, _ = expand(second, three, w.last, scale, states, eps=self.eps, out=out)
-        assert following is not None
+        three = Norm(*w.norms[2], *(moments(second, eps) if eps else stored[2]))
+        new, following, _ = expand(second, three, w.last, scale, states, eps=eps, out=out)
         return new, following, Inner((one, two, three), h, second)
 
     def again(self, i: int, h: Tensor, norms: tuple[Norm, Norm, Norm]) -> tuple[Tensor, Tensor]:

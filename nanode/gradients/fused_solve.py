@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from nanode.fields import BatchNorm
+from nanode.fields.norms import norms_in
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.checkpointed import Checkpointed
 from nanode.gradients.fused import NAMES, Bottlenecks, Inner, images_of, is_bottleneck, rows_of
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
-from nanode.gradients.problem import Problem
+from nanode.gradients.problem import Plan, Problem
 from nanode.gradients.reversal import Reversal
-from nanode.kernels import Norm, activate, expand, moments, project
+from nanode.kernels import Norm, activate, expand, project
+from nanode.kernels.project import Moments
 from nanode.solvers.invertible import Coupled
 from nanode.solvers.runge_kutta import Euler
 from nanode.solvers.stepper import State
@@ -28,17 +30,29 @@ def serves(method: Gradient, problem: Problem, x: State) -> bool:
     plan, stepper = problem.plan, problem.plan.stepper
     coupled = isinstance(stepper, Coupled) and type(stepper.method) is Euler
     return (
-        (coupled if isinstance(method, Reversal) else type(stepper) is Euler)
-        and isinstance(method, Backprop | Checkpointed | Reversal)
+        (coupled or type(stepper) is Euler)
         and len(x) == 1
         and x[0].ndim == 4
         and x[0].dtype in (torch.float32, torch.float64)
         and not problem.conditioning.tensors
         and plan.wanted == (plan.grid.steps,)
         and not plan.check_finite
-        and torch.is_grad_enabled()
         and is_bottleneck(plan.field)
+        and (
+            # Derivatives are those of norms in training.
+            plan.field.training
+            and coupled == isinstance(method, Reversal)
+            and isinstance(method, Backprop | Checkpointed | Reversal)
+            if torch.is_grad_enabled()
+            else plan.field.training or _has_statistics(plan)
+        )
     )
+
+
+def _has_statistics(plan: Plan) -> bool:
+    """Whether the norms know the evaluations of this very grid."""
+    times = [float(stage.time) for stage in plan.stages]
+    return all(norm.fits(times) for norm in norms_in(plan.field))
 
 
 class Fused(Gradient):
@@ -59,10 +73,14 @@ def fused_solve(method: Gradient, problem: Problem, x: State) -> list[State]:
     named = weights.moving | weights.constant
     moving = [name in weights.moving for name in NAMES]
     problem.evaluations.forward += len(plan.stages)
-    if not isinstance(method, Backprop):
+    if torch.is_grad_enabled() and not isinstance(method, Backprop):
         problem.evaluations.backward += len(plan.stages)
     run = _Run(method, problem, moving)
-    y: Tensor = _Fused.apply(run, x[0], *(named[name] for name in NAMES))
+    tensors = [named[name] for name in NAMES]
+    if run.keeps:
+        y: Tensor = _Fused.apply(run, x[0], *tensors)
+    else:
+        y = _forward(run, x[0], tensors)[0]
     return [(y,)]
 
 
@@ -72,6 +90,7 @@ class _Run:
     def __init__(self, method: Gradient, problem: Problem, moving: Sequence[bool]) -> None:
         plan = problem.plan
         self.method, self.moving, self.owned = method, moving, problem.owned
+        self.keeps = torch.is_grad_enabled()
         self.widths = plan.widths
         self.stepper = plan.stepper
         module: Any = plan.field.module
@@ -82,6 +101,13 @@ class _Run:
         kind = x.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
+    def fixed(self) -> Sequence[tuple[Moments, ...]]:
+        """The norms' own statistics in every evaluation, in eval mode."""
+        if self.norms[0].training:
+            return ()
+        parts = [(n.running_mean, torch.rsqrt(n.running_var + n.eps)) for n in self.norms]
+        return [tuple((m[i], r[i]) for m, r in parts) for i in range(len(parts[0][0]))]
+
     def bounds(self, x: Tensor, fields: Bottlenecks) -> list[int]:
         """Where the segments of a checkpointed solve start; none if all middles can be kept.
 
@@ -89,7 +115,7 @@ class _Run:
         segments' starts, and those inside the segment that is being solved again.
         """
         steps = len(self.widths)
-        if not isinstance(self.method, Checkpointed):
+        if not self.keeps or not isinstance(self.method, Checkpointed):
             return []
         bounds = self.method.bounds(steps)
         states = len(bounds) - 1 + max(b - a for a, b in pairwise(bounds))
@@ -112,15 +138,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, x: Tensor, *tensors: Tensor) -> Tensor:
         ctx.run, ctx.shape, ctx.dtype = run, x.shape, run.dtype(x)
-        fields = Bottlenecks(tensors, run.moving, ctx.dtype, x)
-        fields.eps = run.norms[0].eps
-        rows = rows_of(x.detach())  # which an owned solve may write over
-        with torch.autocast(x.device.type, enabled=False):
-            forward = _coupled if isinstance(run.method, Reversal) else _euler
-            end, kept, ctx.norms = forward(run, fields, rows)
-            run.record(ctx.norms, pixels=rows.shape[0])
+        end, kept, ctx.norms = _forward(run, x, tensors)
         ctx.save_for_backward(*tensors, *kept)
-        return images_of(end, fields.size)
+        return end
 
     @staticmethod
     @once
@@ -142,28 +162,42 @@ class _Fused(torch.autograd.Function):
         return (None, images_of(in_x, fields.size), *fields.grads(tensors))
 
 
+def _forward(
+    run: _Run, x: Tensor, tensors: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Norms]]:
+    """The end, what is kept for the backward pass, and all norms; statistics are recorded."""
+    fields = Bottlenecks(tensors, run.moving, run.dtype(x), x)
+    fields.eps, fields.fixed = run.norms[0].eps, run.fixed()
+    rows = rows_of(x.detach())  # which an owned solve may write over
+    with torch.autocast(x.device.type, enabled=False):
+        forward = _coupled if isinstance(run.stepper, Coupled) else _euler
+        end, kept, norms = forward(run, fields, rows)
+        if not fields.fixed:
+            run.record(norms, pixels=rows.shape[0])
+    return images_of(end, fields.size), kept, norms
+
+
 def _euler(run: _Run, fields: Bottlenecks, x: Tensor) -> tuple[Tensor, list[Tensor], list[Norms]]:
     """The end, what is kept for the backward pass, and all norms."""
     kept: list[Tensor] = []
     norms: list[Norms] = []
+    everything = run.keeps and isinstance(run.method, Backprop)
     bounds = run.bounds(x, fields)
     out = None
-    statistics = moments(x, fields.eps)
+    statistics = fields.opening(x)
     for k, h in enumerate(run.widths):
-        if isinstance(run.method, Backprop) or k in bounds:
+        if everything or k in bounds:
             kept.append(x)
             out = None  # what is kept is not written over
         x, statistics, made = fields.forward(k, x, statistics, h, [(1.0, x)], out=out)
         norms.append(made.norms)
-        if isinstance(run.method, Backprop):
+        if everything:
             kept += [made.first, made.second]
             continue
         out = x
-        if not bounds:
+        if run.keeps and not bounds:
             kept.append(made.second)
-    if not isinstance(run.method, Backprop):
-        kept.append(x)
-    return x, kept, norms
+    return x, kept if everything else [*kept, x], norms
 
 
 def _pulled(
@@ -239,7 +273,7 @@ def _coupled(run: _Run, fields: Bottlenecks, x: Tensor) -> tuple[Tensor, list[Te
     assert isinstance(run.stepper, Coupled)
     coupling = run.stepper.coupling
     assert coupling is not None
-    statistics, norms = moments(x, fields.eps), []
+    statistics, norms = fields.opening(x), []
     y = z = x
     for k, h in enumerate(run.widths):
         # In place from the second step on: the first one's inputs may be the caller's x.

@@ -139,7 +139,7 @@ def activate(x: Tensor, norm: Norm, *, dtype: torch.dtype, tile: Tile | None = N
     rows, width = x.shape
     if not serves(x) or padded(width) > 1024:
         return activate_reference(x, norm, dtype=dtype)
-    tile = tile or Tile(128, 0, 4, 1)
+    tile = tile or Tile(256, 0, 4, 1)
     out = torch.empty_like(x, dtype=dtype)
     _activate[(-(-rows // tile.rows),)](
         x, *norm, out, rows, C=width, ROWS=tile.rows, CP=padded(width), **tile.options()
@@ -163,7 +163,7 @@ def activate_sums(
     rows, width = x.shape
     if not serves(g, x) or padded(width) > 256:
         return activate_sums_reference(g, x, norm, out=out)
-    tile = tile or Tile(128, 2, 8, 1)
+    tile = tile or Tile(64, 2, 4, 1)
     many = min(programs(x, tile.columns), -(-rows // tile.rows))
     parts = torch.empty(many, 2 * width, device=x.device, dtype=torch.float32)
     _sums[(many,)](
@@ -201,7 +201,7 @@ def activate_backward(
     rows, width = x.shape
     if not serves(g, x) or padded(width) > 1024:
         return activate_backward_reference(g, x, norm, sums, out=out)
-    tile = tile or Tile(32, 0, 4, 1)
+    tile = tile or Tile(32, 0, 2, 1)
     out = torch.empty_like(g) if out is None else out
     _backward[(-(-rows // tile.rows),)](
         g,

@@ -108,7 +108,7 @@ def moments(x: Tensor, eps: float = 1e-5, *, tile: Tile | None = None) -> tuple[
     if not serves(x):
         return moments_reference(x, eps)
     rows, channels = x.shape
-    tile = tile or Tile(256, padded(channels, 64), 4, 1)
+    tile = tile or Tile(512, padded(channels, 64), 4, 1)
     parts = parts_for(x, channels, tile.rows)
     grid = (parts.shape[0], -(-channels // tile.columns))
     _parts[grid](x, parts, rows, C=channels, ROWS=tile.rows, COLUMNS=tile.columns, **tile.options())

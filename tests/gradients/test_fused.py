@@ -158,9 +158,44 @@ def test_in_bf16_it_is_as_far_from_the_truth_as_plain_bf16(device):
     assert mean["fused"] < 1.3 * mean["plain"]
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("kind", ["moving", "autonomous"])
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
+def test_without_gradients(solver, gradient, kind, device, monkeypatch):
+    """Training mode (statistics move) and eval mode (they are used), in float64."""
+    field = make_field(kind).to(device, torch.float64)
+    x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2))
+    x = x.to(device, torch.float64)
+    plain = nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient)
+    fused = nanode.ODEBlock(field, 6, solver, Compiled(gradient, fused=True))
+    with torch.no_grad():
+        expected = [plain(x), plain.eval()(2 * x), *plain.buffers()]
+        monkeypatch.setattr(type(gradient), "solve", refuse)
+        before = x.clone()
+        found = [fused(x), fused.eval()(2 * x), *fused.buffers()]
+    assert torch.equal(x, before)
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+def test_eval_mode_with_gradients_is_not_fused():
+    x = torch.randn(3, 16, 5, 7, requires_grad=True)
+    plain = nanode.ODEBlock(make_field("moving"), 4)
+    fused = nanode.ODEBlock(
+        make_field("moving"), 4, gradient=Compiled(nanode.Backprop(), fused=True)
+    )
+    results = []
+    for block in (plain, fused):
+        block(x)
+        results += torch.autograd.grad(block.eval()(x).square().sum(), x)
+    assert torch.allclose(*results, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_no_bottleneck_runs_as_ever():
     assert is_bottleneck(make_field("moving"))
-    assert not is_bottleneck(make_field("moving").eval())
+    mixed = make_field("moving")
+    mixed.module[3].eval()
+    assert not is_bottleneck(mixed)
     assert not is_bottleneck(nanode.Autonomous(bottleneck(16, 8, group_norm)))
     assert not is_bottleneck(nanode.Autonomous(nn.Conv2d(4, 4, 1)))
     hooked = make_field("moving")
