@@ -177,7 +177,7 @@ def project_backward_sums(
     width = matrix.shape[0]
     if not serves(gh, x, matrix) or padded(width) > 128:
         return project_backward_sums_reference(gh, x, norm, matrix, out=out)
-    tile = tile or Tile(64, padded(channels, 32), 4, 3)
+    tile = tile or Tile(128, padded(channels, 32), 4, 2)
     chunks = -(-channels // tile.columns)
     many = min(max(1, programs(x, 3) // chunks), -(-rows // tile.rows))
     parts = torch.empty(many, (width + 2) * channels, device=x.device, dtype=torch.float32)
@@ -242,7 +242,7 @@ def project_backward(
     width = matrix.shape[0]
     if not serves(gh, x, matrix, *(g for _, g in cotangents)) or padded(width) > 128:
         return project_backward_reference(gh, x, norm, matrix, sums, cotangents, out=out)
-    tile = tile or Tile(32, padded(channels, 128), 4, 1, 128 if len(cotangents) < 2 else None)
+    tile = tile or Tile(32, padded(channels, 128), 4, 1, 128)
     (c0, first), (c1, second) = (
         (cotangents[0], cotangents[-1]) if cotangents else ((0.0, x), (0.0, x))
     )

@@ -1,5 +1,7 @@
 """What a step costs, against numbers counted by hand."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -46,6 +48,29 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
     # The sigmoid's output, log-probabilities, labels and the loss's total weight.
     assert found.saved_bytes == 128 * 32 * 4 + 128 * 10 * 4 + 128 * 8 + 4
     assert found.flow_activation_bytes == found.flow_peak_bytes == 0
+
+
+def test_measuring_frees_what_it_made(config, monkeypatch):
+    """A sigmoid saves its own output: held by its node and holding it, it would stay for good."""
+    freed = []
+
+    class Watched(nn.Sigmoid):
+        def forward(self, x):
+            y = super().forward(x)
+            weakref.finalize(y.untyped_storage(), freed.append, y.requires_grad)
+            return y
+
+    def create(name, *, preset, channels, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), Watched(), nn.Linear(32, classes))
+
+    monkeypatch.setattr("nanode.training.setup.create", create)
+    costs(config)
+    gc.collect()
+    assert freed.count(True) == 1
+
+
+def test_compiled_flows_are_measured_by_their_plain_method(config):
+    assert costs(config, steps=2, compile=True) == costs(config, steps=2)
 
 
 def test_measuring_changes_nothing(config):
