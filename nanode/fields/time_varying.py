@@ -12,7 +12,16 @@ from nanode.bases import Basis
 from nanode.fields.field import Field, Weights, check_norms
 from nanode.fields.swap import Lender
 from nanode.stages import Side, Stage, Stages
-from nanode.trajectories import Expansion, Joined, Start, Trajectory, TrajectoryFactory, Untied
+from nanode.trajectories import (
+    Expansion,
+    Form,
+    Joined,
+    Orthogonal,
+    Start,
+    Trajectory,
+    TrajectoryFactory,
+    Untied,
+)
 from nanode.trajectories.trajectory import Named
 
 #: How a weight moves: a basis, a kind of trajectory, or None to leave it constant.
@@ -36,6 +45,9 @@ class TimeVarying(Field):
         overrides: by parameter name, the prefix of a submodule, or a pattern with ``*``: another
             basis or trajectory for some weights, or None to leave them constant in time. Where
             several match, the last one counts.
+        orthogonal: keeps moving matrices and kernels orthogonal by a form such as
+            ``nanode.Householder()``: all of them, or some, by name as in ``overrides``. What has
+            one axis (biases, the affine parameters of norms) moves as without.
 
     With a constant basis this is ``Autonomous(module)``.
 
@@ -62,6 +74,7 @@ class TimeVarying(Field):
         start: Start | str | None = None,
         weights: TrajectoryFactory | None = None,
         overrides: Mapping[str, Motion] | None = None,
+        orthogonal: Form | Mapping[str, Form | None] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -88,13 +101,21 @@ class TimeVarying(Field):
                 raise ValueError(f'start must be a Start or "untied", got {start!r}')
             start = Untied(partial(_fresh, module))
         motions = _motions(_names(module), basis if basis is not None else weights, overrides or {})
+        moving = {name: parameters[name] for name, motion in motions.items() if motion is not None}
+        forms = _forms(_names(module), moving, orthogonal)
         parts: list[Trajectory] = []
         for motion, names in _grouped(motions):
-            chosen = {name: parameters[name] for name in names}
-            if isinstance(motion, Basis):
-                parts.append(Expansion(chosen, motion, start))
-            else:
-                parts.append(motion(chosen))
+            make = (
+                partial(Expansion, basis=motion, start=start)
+                if isinstance(motion, Basis)
+                else motion
+            )
+            free = {name: parameters[name] for name in names if name not in forms}
+            bound = {name: parameters[name] for name in names if name in forms}
+            if free:
+                parts.append(make(free))
+            if bound:
+                parts.append(Orthogonal(bound, make, {name: forms[name] for name in bound}))
         if not parts:
             raise ValueError("every parameter is left constant; use nanode.Autonomous(module)")
         self.trajectory = parts[0] if len(parts) == 1 else Joined(parts)
@@ -134,15 +155,7 @@ def _motions(
     """How each parameter moves; a shared one goes by any of its names."""
     motions: dict[str, Motion] = dict.fromkeys(names.values(), default)
     for pattern, motion in overrides.items():
-        hits = [
-            first
-            for name, first in names.items()
-            if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
-        ]
-        if not hits:
-            raise ValueError(
-                f"the override {pattern!r} names no parameter; there are: {', '.join(names)}"
-            )
+        hits = _hits("override", pattern, names)
         if not (motion is None or callable(motion)):
             raise ValueError(
                 f"the override {pattern!r} must be a basis, a trajectory factory or None, "
@@ -151,6 +164,53 @@ def _motions(
         for name in hits:
             motions[name] = motion
     return motions
+
+
+def _hits(what: str, pattern: str, names: Mapping[str, str]) -> list[str]:
+    """The parameters that a pattern names, by their first names."""
+    hits = [
+        first
+        for name, first in names.items()
+        if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+    ]
+    if not hits:
+        raise ValueError(
+            f"the {what} {pattern!r} names no parameter; there are: {', '.join(names)}"
+        )
+    return hits
+
+
+def _forms(
+    names: Mapping[str, str],
+    moving: Mapping[str, Tensor],
+    orthogonal: Form | Mapping[str, Form | None] | None,
+) -> dict[str, Form]:
+    """The form of each matrix that is to be kept orthogonal."""
+    if orthogonal is None:
+        return {}
+    if isinstance(orthogonal, Form):
+        orthogonal = {"*": orthogonal}
+    if not isinstance(orthogonal, Mapping):
+        raise ValueError(
+            "orthogonal must be a form such as nanode.Householder(), or forms by parameter name, "
+            f"got {orthogonal!r}"
+        )
+    chosen: dict[str, Form | None] = {}
+    for pattern, form in orthogonal.items():
+        if not (form is None or isinstance(form, Form)):
+            raise ValueError(
+                f"the form for {pattern!r} must be one such as nanode.Householder(), got {form!r}"
+            )
+        hits = _hits("form for", pattern, names)
+        matrices = [name for name in hits if name in moving and moving[name].ndim >= 2]
+        if not matrices:
+            raise ValueError(
+                f"the form for {pattern!r} names no matrix or kernel that moves, only "
+                f"{', '.join(hits)}; leave it out, or give a weight that is left constant the "
+                "basis nanode.Constant()"
+            )
+        chosen |= dict.fromkeys(matrices, form)
+    return {name: form for name, form in chosen.items() if form is not None}
 
 
 def _grouped(motions: Mapping[str, Motion]) -> list[tuple[Basis | TrajectoryFactory, list[str]]]:

@@ -1,14 +1,15 @@
 """The rows of the paper's Table 1, and those it mentions: each a rule that makes a flow's field.
 
-A name ending in ``-D`` takes a number: ``b-nanode-10`` has ten buckets. For polynomials D counts
-coefficients, as in the paper (``chebyshev-4`` has degree 3), for waves the order.
+A name with ``-D`` takes a number: ``b-nanode-10`` has ten buckets. For polynomials D counts
+coefficients, as in the paper (``chebyshev-4`` has degree 3), for waves the order. With
+``-orthogonal`` behind it every convolution is a product of Householder reflections; with
+``-independent`` all coefficients start at random, as in the paper's figure of Chebyshev weights.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 
 from torch import nn
 
@@ -24,7 +25,14 @@ from nanode.bases import (
 )
 from nanode.bases.basis import checked_count
 from nanode.fields import Autonomous, Field, Gated, TimeAppended, TimeVarying
-from nanode.trajectories import Hypernetwork, TrajectoryFactory
+from nanode.trajectories import (
+    Form,
+    Householder,
+    Hypernetwork,
+    Independent,
+    Start,
+    TrajectoryFactory,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ _ROWS: dict[str, Row] = {}
 
 
 def row(name: str) -> Callable[[Row], Row]:
-    """Register a row under a name; ``-D`` at its end stands for a number."""
+    """Register a row under a name; ``-D`` in it stands for a number."""
 
     def register(rule: Row) -> Row:
         assert name not in _ROWS, f"two rows are called {name}"
@@ -84,21 +92,45 @@ def names() -> list[str]:
 
 def make_flow(name: str, setting: Setting) -> Flow:
     """The flow of a row, by name."""
-    match = re.fullmatch(r"(.+)-(\d+)", name)
-    if name in _ROWS and not name.endswith("-D"):
+    match = re.fullmatch(r"(.+)-(\d+)((?:-[a-z]+)*)", name)
+    pattern = f"{match[1]}-D{match[3]}" if match else name
+    if name in _ROWS and "-D" not in name:
         return _ROWS[name](setting, 0)
-    if match and f"{match[1]}-D" in _ROWS:
+    if match and pattern in _ROWS:
         number = checked_count(f"the number in {name!r}", int(match[2]), least=1)
-        return _ROWS[f"{match[1]}-D"](setting, number)
-    pattern = f"{match[1]}-D" if match else name
+        return _ROWS[pattern](setting, number)
     near = get_close_matches(pattern, _ROWS, n=1) or get_close_matches(f"{name}-D", _ROWS, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"there is no model {name!r}{hint} Models: {', '.join(_ROWS)}")
 
 
-def _moving(setting: Setting, basis: Basis, start: str | None = None) -> Field:
-    module = setting.make(setting.width)
-    return TimeVarying(module, basis, start=start, overrides=setting.overrides)
+#: Makes the basis of a row with so many parts.
+Family = Callable[[int], Basis]
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A row whose weights move in a family of bases."""
+
+    family: Family
+    form: Form | None = None
+    start: Start | None = None
+
+    def __call__(self, setting: Setting, d: int) -> Flow:
+        """Its flow with so many parts."""
+        field = TimeVarying(
+            setting.make(setting.width),
+            self.family(d),
+            start=self.start,
+            overrides=setting.overrides,
+            orthogonal=self.form,
+        )
+        return Flow(field)
+
+
+def _polynomial(family: Family) -> Family:
+    """Polynomials by their number of coefficients."""
+    return lambda d: family(d - 1) if d > 1 else Constant()
 
 
 @row("auto")
@@ -133,31 +165,22 @@ def uncon_resnet(setting: Setting, _: int) -> Flow:
     return Flow(TimeVarying(module, Bucketed(setting.steps), start="untied"), residual=True)
 
 
-@row("b-nanode-D")
-def b_nanode(setting: Setting, d: int) -> Flow:
-    """Piecewise-constant weights in d buckets."""
-    return Flow(_moving(setting, Bucketed(d)))
-
-
-@row("t-nanode-D")
-def t_nanode(setting: Setting, d: int) -> Flow:
-    """Trigonometric weights of order d at the paper's base frequency, 1."""
-    return Flow(_moving(setting, Trigonometric(d)))
-
-
-@row("rff-D")
-def rff(setting: Setting, d: int) -> Flow:
-    """Weights in d random Fourier features and a constant."""
-    return Flow(_moving(setting, RandomFourier(d)))
-
-
-def _polynomial(family: Callable[[int], Basis], setting: Setting, d: int) -> Flow:
-    return Flow(_moving(setting, family(d - 1) if d > 1 else Constant()))
-
-
-row("monomial-D")(partial(_polynomial, Monomial))
-row("chebyshev-D")(partial(_polynomial, Chebyshev))
-row("legendre-D")(partial(_polynomial, Legendre))
+#: Weights in d buckets; of order d at the paper's base frequency, 1; in d features and a constant;
+#: in polynomials with d coefficients.
+FAMILIES: dict[str, Family] = {
+    "b-nanode-D": Bucketed,
+    "t-nanode-D": Trigonometric,
+    "rff-D": RandomFourier,
+    "monomial-D": _polynomial(Monomial),
+    "chebyshev-D": _polynomial(Chebyshev),
+    "legendre-D": _polynomial(Legendre),
+}
+for _name, _family in FAMILIES.items():
+    row(_name)(Moving(_family))
+    row(f"{_name}-orthogonal")(Moving(_family, Householder()))
+for _name, _form in (("", None), ("-orthogonal", Householder())):
+    _drawn = Moving(FAMILIES["chebyshev-D"], _form, Independent())
+    row(f"chebyshev-D-independent{_name}")(_drawn)
 
 
 @row("hyper")

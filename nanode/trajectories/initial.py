@@ -103,6 +103,12 @@ class Untied(Start):
             missing = [name for name in parameters if name not in fresh]
             if missing:
                 raise ValueError(f"draw() made a module without the parameters {missing}")
+            for name, value in parameters.items():
+                if fresh[name].shape != value.shape:
+                    raise ValueError(
+                        f"draw() made {name!r} of shape {tuple(fresh[name].shape)}, expected "
+                        f"{tuple(value.shape)}, the shape of the numbers that move"
+                    )
             rows.append(fresh)
         return {
             name: torch.stack([row[name].detach().to(value) for row in rows])

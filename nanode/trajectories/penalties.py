@@ -9,7 +9,6 @@ two are exact, through the basis's Gram matrices:
 import torch
 from torch import Tensor, nn
 
-from nanode.trajectories.joined import Joined
 from nanode.trajectories.trajectory import Trajectory
 
 
@@ -45,12 +44,10 @@ def smoothness_penalty(model: nn.Module, m: int = 1) -> Tensor:
 
 
 def trajectories(model: nn.Module) -> list[Trajectory]:
-    """Every trajectory in the model, each once."""
-    found = [
-        module
-        for module in model.modules()
-        if isinstance(module, Trajectory) and not isinstance(module, Joined)
-    ]
+    """Every trajectory in the model, each once; those inside another are that one's business."""
+    every = [module for module in model.modules() if isinstance(module, Trajectory)]
+    inside = {part for one in every for part in one.modules() if part is not one}
+    found = [one for one in every if one not in inside]
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no weights that move in time; "

@@ -47,22 +47,28 @@ class Trajectory(nn.Module, ABC):
 
 
 class Tree(nn.Module):
-    """Parameters filed under dotted paths, so that state-dict keys show the wrapped module's."""
+    """Parameters filed under dotted paths, so that state-dict keys show the wrapped module's.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    Tensors that are no parameters are filed as buffers.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._paths = tuple(parameters)
-        for path, parameter in parameters.items():
+        self._paths = tuple(tensors)
+        for path, tensor in tensors.items():
             *branches, leaf = path.split(".")
             node: nn.Module = self
             for branch in branches:
                 if branch not in node._modules:
                     node.add_module(branch, nn.Module())
                 node = node.get_submodule(branch)
-            node.register_parameter(leaf, parameter)
+            if isinstance(tensor, nn.Parameter):
+                node.register_parameter(leaf, tensor)
+            else:
+                node.register_buffer(leaf, tensor)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Each path with its parameter."""
+        """Each path with its tensor."""
         # No public method or attribute here: a wrapped submodule may have its name.
         # Read through the attributes, so that ``functional_call`` on a model reaches them.
         for path in self._paths:
