@@ -8,7 +8,7 @@ can't be changed for the occasion. Instead the running statistics are set to zer
 after it they are momentum × the batch's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,13 @@ from nanode.fields import BatchNorm
 
 
 @torch.no_grad()
-def calibrate(model: nn.Module, forward: nn.Module, batches: Iterable[Tensor]) -> int:
+def calibrate(
+    model: nn.Module, forward: Callable[[Tensor], object], batches: Iterable[Tensor]
+) -> int:
     """Replace the statistics of every norm by their means over these batches; returns how many.
 
-    ``forward`` is what is called: the model itself, or its compiled form. Random layers are off.
+    ``forward`` is what is called: the model itself, its compiled form, or a function that calls it.
+    Random layers are off.
     """
     norms = [
         part

@@ -10,15 +10,18 @@ A run folder keeps the last checkpoint, the best weights on validation and the f
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nanode.training.config import TrainConfig, differences
+from nanode.training.config import Settings, differences
 from nanode.training.files import write_atomically
+from nanode.training.records import Record
+
+R = TypeVar("R", bound=Record)
 
 _AVERAGE = "average/"
 
@@ -80,7 +83,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def load_checkpoint(
-    checkpoint: Path, model: nn.Module, config: TrainConfig
+    checkpoint: Path, model: nn.Module, config: Settings
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Put a checkpoint's weights into the model; returns the average and the rest of the state."""
     try:
@@ -103,10 +106,24 @@ def load_checkpoint(
     return average, state
 
 
-def check_same(stored: dict[str, Any], config: TrainConfig, where: str) -> None:
+def check_same(stored: dict[str, Any], config: Settings, where: str) -> None:
     """Refuse to go on with what another configuration began."""
     if found := differences(stored, config.as_dict()):
         raise ValueError(
             f"{where} belongs to another configuration: {', '.join(found)}; resume with its own "
             "configuration, or name another run folder"
         )
+
+
+def earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | None:
+    """The record of a run that a folder already holds, if it may be resumed with ``config``."""
+    path = folder / "run.json"
+    if not path.exists():
+        return None
+    if not resume:
+        raise ValueError(
+            f"{folder} holds a run already; resume it with resume=True, or name another folder"
+        )
+    record = kind.load(path)
+    check_same(record.config.as_dict(), config, str(folder))
+    return record

@@ -3,16 +3,31 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 from nanode.training.values import check_choice, check_count, check_flag, check_number
 
 OPTIMIZERS = ("sgd", "adamw")
-SCHEDULES = ("one-cycle", "cosine")
+SCHEDULES = ("one-cycle", "cosine", "constant")
 PENALTIES = ("coefficients", "function", "smoothness")
 PRECISIONS = ("32-true", "bf16-mixed")
 #: What may differ between the two halves of an interrupted run: it changes no result but rounding.
 NEUTRAL = ("data_root", "device", "log_every", "checkpoint_every", "tensorboard", "progress")
+
+
+class Settings(Protocol):
+    """What the configuration of every kind of run has."""
+
+    @property
+    def device(self) -> str:
+        """``auto``, ``cpu`` or ``cuda``."""
+
+    @property
+    def precision(self) -> str:
+        """One of ``PRECISIONS``."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested plain values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +71,10 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate over the steps of a run, as shares of ``optimizer.lr``."""
+    """The learning rate over the steps of a run, as shares of ``optimizer.lr``.
+
+    ``constant`` has neither warm-up nor end.
+    """
 
     name: str = "one-cycle"
     #: The share of all steps in which the rate rises.
@@ -165,7 +183,7 @@ class TrainConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{name} must be a name, got {value!r}")
-        if not isinstance(self.options, dict) or not _is_plain(self.options):
+        if not isinstance(self.options, dict) or not is_plain(self.options):
             raise ValueError(
                 "options must map keywords to plain values (numbers, text, true or false, lists), "
                 f"got {self.options!r}"
@@ -201,7 +219,8 @@ class TrainConfig:
         return plain
 
 
-def _is_plain(options: dict[Any, Any]) -> bool:
+def is_plain(options: dict[Any, Any]) -> bool:
+    """Whether a mapping survives being written to YAML or JSON and read again."""
     try:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError):

@@ -6,8 +6,11 @@ Everything is measured on a copy, so that a run isn't changed by being measured.
 import copy
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +19,12 @@ from torch import Tensor, nn
 from nanode.analysis import measure_memory
 from nanode.bases import Basis
 from nanode.block import ODEBlock
+from nanode.gradients.compiled import Compiled
 from nanode.training.records import Costs, Flow
 from nanode.training.setup import Setup, compiled
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def flows(model: nn.Module) -> dict[str, ODEBlock]:
@@ -46,43 +53,80 @@ def measure_costs(setup: Setup) -> Costs:
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices):
         model = copy.deepcopy(setup.model).train()
-        inputs = _inputs(model, images, setup)
-        blocks = flows(model)
-        with setup.fabric.autocast():
-            found = [measure_memory(blocks[name], *given) for name, given in inputs.items()]
-        saved = _saved_bytes(model, images, labels, setup)
-        share = _time_share(model, inputs, images, labels, setup) if config.profile else None
+
+        def loss() -> Tensor:
+            return _loss(model, images, labels, setup)
+
+        costs = costs_of_step(
+            model, loss, images, setup.fabric, config.batch_size, config.precision
+        )
+        if config.profile:
+            inputs, _ = _inputs(model, loss)
+            share = _time_share(model, inputs, images, labels, setup)
+            costs = replace(costs, flow_time_share=share)
+    return costs
+
+
+def costs_of_step(
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    data: Tensor,
+    fabric: "Fabric",
+    batch_size: int,
+    precision: str,
+) -> Costs:
+    """What one training step of a model costs; ``loss`` runs its forward pass on ``data``."""
+    blocks = flows(model)
+    with _uncompiled(blocks.values()):
+        inputs, calls = _inputs(model, loss)
+        with fabric.autocast():
+            found = {name: measure_memory(blocks[name], *given) for name, given in inputs.items()}
+        saved = _saved_bytes(model, loss, data)
     moved = {id(p): p for block in blocks.values() for p in block.parameters()}
     return Costs(
-        batch_size=config.batch_size,
-        precision=config.precision,
+        batch_size=batch_size,
+        precision=precision,
         parameters=sum(p.numel() for p in model.parameters()),
         parameter_bytes=sum(_size(p) for p in model.parameters()),
         flow_parameter_bytes=sum(_size(p) for p in moved.values()),
-        flow_activation_bytes=sum(memory.held for memory in found),
-        flow_table_bytes=sum(memory.table_held for memory in found),
-        flow_peak_bytes=max((memory.peak for memory in found), default=0),
+        flow_activation_bytes=sum(calls[name] * memory.held for name, memory in found.items()),
+        flow_table_bytes=sum(calls[name] * memory.table_held for name, memory in found.items()),
+        flow_peak_bytes=max((memory.peak for memory in found.values()), default=0),
         saved_bytes=saved,
-        flow_time_share=share,
     )
 
 
-def _inputs(model: nn.Module, images: Tensor, setup: Setup) -> dict[str, tuple[Any, ...]]:
-    """What each flow is given in one forward pass."""
+@contextmanager
+def _uncompiled(blocks: Iterable[ODEBlock]) -> Iterator[None]:
+    """Blocks by their plain methods: captured and compiled solves hide what they hold."""
+    own = {block: block.gradient for block in blocks if isinstance(block.gradient, Compiled)}
+    for block, gradient in own.items():
+        block.gradient = gradient.method
+    yield
+    for block, gradient in own.items():
+        block.gradient = gradient
+
+
+def _inputs(
+    model: nn.Module, loss: Callable[[], Tensor]
+) -> tuple[dict[str, tuple[Any, ...]], Counter[str]]:
+    """What each flow is given at its first call in a forward pass, and how often it is called."""
     given: dict[str, tuple[Any, ...]] = {}
+    calls: Counter[str] = Counter()
 
     def note(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def first(block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        def before(block: nn.Module, inputs: tuple[Any, ...]) -> None:
             given.setdefault(name, inputs)
+            calls[name] += 1
 
-        return first
+        return before
 
     hooks = [block.register_forward_pre_hook(note(name)) for name, block in flows(model).items()]
-    with torch.no_grad(), setup.fabric.autocast():
-        model(images)
+    with torch.no_grad():
+        loss()
     for hook in hooks:
         hook.remove()
-    return given
+    return given, calls
 
 
 class _Saved:
@@ -92,23 +136,24 @@ class _Saved:
         self.tensor = tensor
 
 
-def _saved_bytes(model: nn.Module, images: Tensor, labels: Tensor, setup: Setup) -> int:
+def _saved_bytes(model: nn.Module, loss: Callable[[], Tensor], data: Tensor) -> int:
     """Bytes that autograd holds between the passes, each storage once, parameters left out."""
     # Weakly: what is saved and dropped again inside the forward pass isn't held.
     alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
 
     def pack(tensor: Tensor) -> _Saved:
-        saved = _Saved(tensor)
+        # Detached: a node that holds its own output, and the output the node, would never be freed.
+        saved = _Saved(tensor.detach())
         alive.add(saved)
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
-        loss = _loss(model, images, labels, setup)
+        value = loss()
     storages = [saved.tensor.untyped_storage() for saved in alive]
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    own.add(images.untyped_storage().data_ptr())
+    own.add(data.untyped_storage().data_ptr())
     sizes = {s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in own}
-    del loss  # held until here, with all it saved
+    del value  # held until here, with all it saved
     return sum(sizes.values())
 
 

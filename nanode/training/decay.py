@@ -9,7 +9,7 @@ from torch import nn
 
 from nanode.fields import BatchNorm, TimeVarying
 from nanode.fields.time_appended import AppendedLayer
-from nanode.trajectories import Expansion, Hypernetwork
+from nanode.trajectories import Expansion, Hypernetwork, Orthogonal
 from nanode.trajectories.joined import Joined
 from nanode.trajectories.trajectory import Trajectory
 
@@ -34,11 +34,11 @@ def decayed_names(model: nn.Module) -> set[str]:
     wrapped: dict[int, tuple[nn.Module | None, str, torch.Size]] = {}
     for part in model.modules():
         if isinstance(part, TimeVarying):
-            for path, coefficients, shape in _stored(part.trajectory):
+            for path, coefficients, shape in stored_weights(part.trajectory):
                 owner, _, leaf = path.rpartition(".")
                 wrapped[id(coefficients)] = part.module.get_submodule(owner), leaf, shape
         elif isinstance(part, Trajectory):  # on its own, as the gates of a field
-            for path, coefficients, shape in _stored(part):
+            for path, coefficients, shape in stored_weights(part):
                 wrapped.setdefault(id(coefficients), (None, path.rpartition(".")[2], shape))
     names = set()
     for name, parameter in model.named_parameters():
@@ -56,15 +56,17 @@ def _decays(owner: nn.Module | None, leaf: str, shape: torch.Size) -> bool:
     return len(shape) >= 2 or (isinstance(owner, AppendedLayer) and leaf == "time_weight")
 
 
-def _stored(trajectory: Trajectory) -> list[tuple[str, torch.Tensor, torch.Size]]:
+def stored_weights(trajectory: Trajectory) -> list[tuple[str, torch.Tensor, torch.Size]]:
     """What a trajectory stores for each weight: its path, the stored tensor, the weight's shape."""
     if isinstance(trajectory, Joined):
         return [
             item
             for part in trajectory.parts
             if isinstance(part, Trajectory)
-            for item in _stored(part)
+            for item in stored_weights(part)
         ]
+    if isinstance(trajectory, Orthogonal):
+        return stored_weights(trajectory.inner)
     if isinstance(trajectory, Expansion):
         tree = trajectory.coefficients
     elif isinstance(trajectory, Hypernetwork):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from nanode.training.config import TrainConfig
+from nanode.training.config import Settings, TrainConfig
 from nanode.training.files import write_text
 from nanode.training.values import check_choice, nearest
 
@@ -19,15 +19,20 @@ T = TypeVar("T")
 
 def load_config(path: str | Path) -> TrainConfig:
     """Read a configuration from a YAML file."""
+    return read_document(TrainConfig, path)
+
+
+def read_document(kind: type[T], path: str | Path) -> T:
+    """Read a configuration of some kind from a YAML file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as why:
         raise ValueError(f"can't read the configuration {path}: {why}") from why
-    return parse_config(text, str(path))
+    return parse_document(kind, text, str(path))
 
 
-def save_config(config: TrainConfig, path: str | Path) -> None:
+def save_config(config: Settings, path: str | Path) -> None:
     """Write a configuration, all keys of it, as YAML."""
     write_text(Path(path), yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True))
 
@@ -41,16 +46,21 @@ def parse_config(text: str, where: str = "the configuration") -> TrainConfig:
     >>> parse_config("{data: digits, model: auto, optimizer: {lr: 5e-2}}").optimizer.lr
     0.05
     """
+    return parse_document(TrainConfig, text, where)
+
+
+def parse_document(kind: type[T], text: str, where: str) -> T:
+    """A configuration of some kind from YAML text."""
     try:
         document = yaml.load(text, _Loader)
     except yaml.YAMLError as why:
         raise ValueError(f"{where} is no YAML: {why}") from why
-    return from_mapping(TrainConfig, document, where)
+    return from_mapping(kind, document, where)
 
 
-def recipe_names() -> list[str]:
-    """The configurations that come with the package."""
-    folder = resources.files("nanode.training").joinpath("recipes")
+def recipe_names(package: str = "nanode.training") -> list[str]:
+    """The configurations that come with a package."""
+    folder = resources.files(package).joinpath("recipes")
     names = [entry.name for entry in folder.iterdir()]
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -61,9 +71,14 @@ def recipe(name: str) -> TrainConfig:
     >>> recipe("table1").optimizer.momentum
     0.9
     """
-    check_choice("the recipe", name, recipe_names())
-    entry = resources.files("nanode.training").joinpath("recipes", f"{name}.yaml")
-    return parse_config(entry.read_text(encoding="utf-8"), f"the recipe {name}")
+    return shipped(TrainConfig, name, "nanode.training")
+
+
+def shipped(kind: type[T], name: str, package: str) -> T:
+    """A configuration of some kind that comes with a package."""
+    check_choice("the recipe", name, recipe_names(package))
+    entry = resources.files(package).joinpath("recipes", f"{name}.yaml")
+    return parse_document(kind, entry.read_text(encoding="utf-8"), f"the recipe {name}")
 
 
 def from_mapping(kind: type[T], document: Any, where: str, path: str = "") -> T:

@@ -46,7 +46,10 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> tuple[str | None, bool | None]:
-    """The commit that the package's source is at and whether files differ from it; None if none."""
+    """The commit that the package's source is at and whether files differ from it; None if none.
+
+    A copy without its repository is at the commit that the variable NANODE_COMMIT names.
+    """
     folder = Path(nanode.__file__).parent
     try:
         # A package installed inside somebody's checkout isn't that checkout's.
@@ -54,7 +57,7 @@ def commit() -> tuple[str | None, bool | None]:
         head = _git(folder, "rev-parse", "HEAD")
         return head, bool(_git(folder, "status", "--porcelain", "--", "."))
     except (OSError, subprocess.SubprocessError):
-        return None, None
+        return os.environ.get("NANODE_COMMIT"), None
 
 
 def now() -> str:

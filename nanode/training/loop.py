@@ -35,12 +35,18 @@ class Loop:
         #: Losses and rates of the steps since the last look, still on the device.
         self._unread: list[tuple[Tensor, float]] = []
 
-    def run(self, after_epoch: Callable[[], object]) -> None:
-        """Train to the end; ``after_epoch`` is called once the checkpoint of an epoch is there."""
+    def run(self, after_epoch: Callable[[], object], stop: Callable[[], bool]) -> bool:
+        """Train to the end; ``after_epoch`` is called once the checkpoint of an epoch is there.
+
+        As soon as ``stop()`` is true, at most a step later, a checkpoint is written and the result
+        is False.
+        """
         setup, progress = self.setup, self.progress
         every = setup.config.checkpoint_every
         setup.model.train()
         while setup.batches.epoch < setup.config.epochs:
+            if stop():
+                return False
             self.clock.start()
             for images, labels in setup.batches:
                 self._unread.append(self._step(images, labels))
@@ -48,13 +54,17 @@ class Loop:
                 if len(self._unread) >= setup.config.log_every or self.clock.first:
                     self._read()
                 inside = setup.batches.position < len(setup.batches)
-                if every and inside and progress.step % every == 0:
+                stopping = inside and stop()
+                if stopping or (every and inside and progress.step % every == 0):
                     self._read()
                     self._checkpoint()
                     self.clock.start()
+                if stopping:
+                    return False
             self._read()
             self._end_epoch()
             after_epoch()
+        return True
 
     def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         """One step of the optimizer; returns its loss, not read yet, and its learning rate."""

@@ -46,12 +46,20 @@ class Clock:
         """Whether the first step is still to come."""
         return self._first
 
+    @property
+    def running(self) -> float:
+        """Seconds since the current stretch began; a GPU may be behind."""
+        return time.perf_counter() - self._since
+
     def start(self) -> None:
         """A stretch of steps begins."""
         self._since = time.perf_counter()
 
-    def stop(self, steps: int) -> None:
-        """So many steps were finished since ``start``; the next stretch begins."""
+    def stop(self, steps: int) -> float:
+        """So many steps were finished since ``start``; the next stretch begins.
+
+        Returns the seconds that they took.
+        """
         now = time.perf_counter()
         spent, self._since = now - self._since, now
         before = self._earlier
@@ -62,6 +70,7 @@ class Clock:
             self._earlier = replace(
                 before, steps=before.steps + spent, counted=before.counted + steps
             )
+        return spent
 
     def times(self) -> Times:
         """All starts so far."""

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nanode.training.config import TrainConfig
 from nanode.training.documents import from_mapping
@@ -102,10 +102,10 @@ class Flow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
-    """Everything there is to know about a run, as in its ``run.json``."""
+class Record:
+    """What every run records in its ``run.json``; each kind of run says what its parts are."""
 
-    config: TrainConfig
+    config: Any
     status: str = "running"
     #: Why a run failed.
     message: str | None = None
@@ -118,10 +118,10 @@ class RunRecord:
     flows: tuple[Flow, ...] = ()
     started: str
     ended: str | None = None
-    curves: tuple[Epoch, ...] = ()
-    metrics: Metrics | None = None
+    curves: Any = ()
+    metrics: Any = None
     times: Times = field(default_factory=Times)
-    costs: Costs | None = None
+    costs: Any = None
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class RunRecord:
         write_text(Path(path), json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
     @classmethod
-    def load(cls, path: str | Path) -> "RunRecord":
+    def load(cls, path: str | Path) -> Self:
         """Read and check a record."""
         path = Path(path)
         try:
@@ -152,3 +152,13 @@ class RunRecord:
         except (OSError, ValueError) as why:
             raise ValueError(f"can't read the run record {path}: {why}") from why
         return from_mapping(cls, document, str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord(Record):
+    """The record of an image classifier's run."""
+
+    config: TrainConfig
+    curves: tuple[Epoch, ...] = ()
+    metrics: Metrics | None = None
+    costs: Costs | None = None

@@ -8,6 +8,7 @@ best.safetensors   the best weights on validation
 final.safetensors  the weights that the final metrics belong to
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from nanode.training.calibration import calibrate
 from nanode.training.checkpoints import (
-    check_same,
+    earlier_record,
     last_checkpoint,
     load_checkpoint,
     load_weights,
@@ -43,24 +44,30 @@ from nanode.training.setup import (
 from nanode.training.values import check_choice
 
 
-def train(config: TrainConfig, run_folder: str | Path, resume: bool = True) -> RunRecord:
+def train(
+    config: TrainConfig,
+    run_folder: str | Path,
+    resume: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> RunRecord:
     """Train a model from start to end, or on from where an earlier call was interrupted.
 
     A finished run is not repeated: its record is returned. With ``resume=False`` the folder must
-    not hold a run. The caller's random state is left alone.
+    not hold a run. The caller's random state is left alone. ``stop`` is asked after each step: once
+    it says true, a checkpoint is written and the record comes back as "running".
 
     Raises ``Diverged`` at a loss that is no finite number; ``run.json`` then says "failed".
     """
     folder = Path(run_folder)
     check_writable(folder)
-    earlier = _earlier(config, folder, resume)
+    earlier = earlier_record(RunRecord, config, folder, resume)
     if earlier is not None and earlier.status == "finished":
         return earlier
     if earlier is not None and earlier.status == "failed":
         raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
     clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        return _train(prepare(config), folder, earlier, clock)
+        return _train(prepare(config), folder, earlier, clock, stop)
 
 
 def evaluate(run_folder: str | Path, split: str = "test", device: str | None = None) -> Score:
@@ -92,21 +99,13 @@ def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
     return model.eval(), record.config
 
 
-def _earlier(config: TrainConfig, folder: Path, resume: bool) -> RunRecord | None:
-    """The record of a run that this folder already holds."""
-    path = folder / "run.json"
-    if not path.exists():
-        return None
-    if not resume:
-        raise ValueError(
-            f"{folder} holds a run already; resume it with resume=True, or name another folder"
-        )
-    record = RunRecord.load(path)
-    check_same(record.config.as_dict(), config, str(folder))
-    return record
-
-
-def _train(setup: Setup, folder: Path, earlier: RunRecord | None, clock: Clock) -> RunRecord:
+def _train(
+    setup: Setup,
+    folder: Path,
+    earlier: RunRecord | None,
+    clock: Clock,
+    stop: Callable[[], bool],
+) -> RunRecord:
     config = setup.config
     progress = _resumed(setup, folder) if earlier is not None else Progress()
     record = _opened(setup, earlier)
@@ -125,7 +124,8 @@ def _train(setup: Setup, folder: Path, earlier: RunRecord | None, clock: Clock) 
 
         saved()
         try:
-            loop.run(after_epoch=saved)
+            if not loop.run(saved, stop):
+                return saved()
             metrics = _finish(loop)
         except Diverged as why:
             saved(status="failed", message=str(why), ended=now())

@@ -18,6 +18,8 @@ def rate(config: ScheduleConfig, step: int, steps: int) -> float:
     0.5
     """
     assert 0 <= step < steps, f"step {step} of {steps}"
+    if config.name == "constant":
+        return 1.0
     return {"one-cycle": one_cycle, "cosine": cosine}[config.name](config, step, steps)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Images, load
 from nanode.models import create
 from nanode.training.average import Average
-from nanode.training.config import AugmentConfig, TrainConfig
+from nanode.training.config import AugmentConfig, Settings, TrainConfig
 from nanode.training.evaluation import Score, score
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
@@ -90,7 +90,7 @@ def prepare(config: TrainConfig) -> Setup:
     )
 
 
-def make_fabric(config: TrainConfig) -> "Fabric":
+def make_fabric(config: Settings) -> "Fabric":
     """Lightning Fabric on one device, at the configured precision."""
     try:
         from lightning_fabric import Fabric

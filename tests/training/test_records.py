@@ -101,7 +101,19 @@ def test_no_number_that_json_does_not_know(tmp_path, record):
     assert RunRecord.load(tmp_path / "run.json") == record
 
 
-def test_the_commit_is_one_or_none():
+def test_the_commit_is_one_or_none(monkeypatch):
+    monkeypatch.delenv("NANODE_COMMIT", raising=False)
     found, modified = commit()
     assert (found is None) == (modified is None)
     assert found is None or len(found) == 40
+
+
+def test_a_copy_without_its_repository_is_told_its_commit(monkeypatch):
+    def no_git(*arguments, **options):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr("nanode.training.environment.subprocess.run", no_git)
+    monkeypatch.delenv("NANODE_COMMIT", raising=False)
+    assert commit() == (None, None)
+    monkeypatch.setenv("NANODE_COMMIT", "0123abc")
+    assert commit() == ("0123abc", None)

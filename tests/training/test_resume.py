@@ -56,3 +56,22 @@ def test_a_finished_run_is_not_repeated(tmp_path, config, perceptron, interrupt)
         train(replace(config, epochs=3), tmp_path)
     with pytest.raises(ValueError, match="holds a run already"):
         train(config, tmp_path, resume=False)
+
+
+@pytest.mark.parametrize("stop_at", [0, 4, 10, 19])
+def test_a_run_that_is_told_to_stop_goes_on_later(tmp_path, config, perceptron, losses, stop_at):
+    config = replace(config, options={})
+    whole = train(config, tmp_path / "whole")
+    asked = []
+
+    def stop():
+        """Asked once before each epoch and after each step inside it."""
+        asked.append(1)
+        return len(asked) > stop_at
+
+    half = train(config, tmp_path / "parts", stop=stop)
+    assert half.status == "running"
+    assert len(losses(tmp_path / "parts")) == stop_at
+    assert RunRecord.load(tmp_path / "parts" / "run.json") == half
+    assert train(config, tmp_path / "parts").metrics == whole.metrics
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")

@@ -75,3 +75,8 @@ def test_cosine_warms_up_along_a_line():
 def test_rates_stay_between_the_ends(name, warmup, steps):
     config = ScheduleConfig(name=name, warmup=warmup, start=0.1, end=0.01)
     assert all(0.01 <= r <= 1 for r in rates(config, steps))
+
+
+def test_constant():
+    config = ScheduleConfig(name="constant")
+    assert [rate(config, step, 5) for step in range(5)] == [1.0] * 5

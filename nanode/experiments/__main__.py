@@ -1,0 +1,108 @@
+"""The experiments without the command line's dependencies: ``python -m nanode.experiments``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, reproduce
+from nanode.experiments.execution import matches
+from nanode.experiments.plan import BUDGETS, DATA, changed
+from nanode.reports.records import find_record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out an experiment, or list its runs, or report on them."""
+    given = _parser().parse_args(arguments)
+    try:
+        _act(given)
+    except (OSError, ValueError) as why:
+        print(f"error: {why}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _act(given: argparse.Namespace) -> None:
+    experiment = EXPERIMENTS[given.experiment]
+    options = Options(tuple(given.data), given.seeds, given.budget, given.data_root)
+    root = Path(given.root)
+    if given.list:
+        for run in experiment.plan(options, root):
+            if matches(run.name, given.only):
+                meant = replace(run, config=changed(run.config, dict(given.set)))
+                print(f"{_status(meant, root):8}  {run.name}")
+        return
+    if given.report:
+        for path in experiment.report(root, Path(given.report), options):
+            print(path)
+        return
+    for outcome in reproduce(
+        experiment,
+        root,
+        options,
+        minutes=given.minutes,
+        overrides=dict(given.set),
+        prune=given.prune,
+        only=given.only,
+    ):
+        if outcome.new:
+            print(json.dumps(_line(outcome)), flush=True)
+
+
+def _status(run: Planned, root: Path) -> str:
+    """Whether a planned run is done, failed, begun or open."""
+    if over(run, root):
+        record = find_record(root, run.name)
+        return "failed" if record is not None and record.status == "failed" else "done"
+    return "begun" if (root / run.name / "run.json").exists() else "open"
+
+
+def _line(outcome: Outcome) -> dict[str, Any]:
+    record, metrics = outcome.record, outcome.record.metrics
+    return {
+        "name": outcome.planned.name,
+        "status": record.status,
+        "validation_accuracy": None if metrics is None else metrics.validation_accuracy,
+        "test_accuracy": None if metrics is None else metrics.test_accuracy,
+        "seconds": round(record.times.total, 1),
+        "images_per_second": record.times.images_per_second,
+        "message": None if record.message is None else record.message[:200],
+    }
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``key=value``, the value as in JSON, or else a word."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nanode.experiments", description=__doc__)
+    parser.add_argument("experiment", choices=list(EXPERIMENTS))
+    parser.add_argument("--root", required=True, help="where run folders are")
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", default="short", choices=BUDGETS)
+    parser.add_argument("--data-root", help="where data sets are")
+    parser.add_argument("--minutes", type=float, help="stop, resumably, after so long")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="runs by name")
+    parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="KEY=VALUE")
+    parser.add_argument("--prune", action="store_true", help="keep no weights of runs that ended")
+    parser.add_argument("--list", action="store_true", help="print the runs and which are done")
+    parser.add_argument("--report", metavar="FOLDER", help="write tables and figures there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Carries out planned runs, one after the other, over as many calls as it takes.
+
+All state is in the run folders: a call looks at their records, skips what is over, goes on where a
+checkpoint is, and begins the rest. So it may be interrupted anywhere and called again.
+"""
+
+import gc
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanode.experiments.measurements import measure, measured
+from nanode.experiments.plan import Experiment, Options, Planned, changed
+from nanode.training import Diverged, RunRecord, train
+from nanode.training.checkpoints import check_same
+from nanode.training.video import VideoConfig, VideoRecord, train_video
+
+#: What a run that is over doesn't need any more; its record and its journal stay.
+LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A planned run that is over, finished or failed."""
+
+    planned: Planned
+    record: RunRecord | VideoRecord
+    #: Whether it ended in this call, not in an earlier one.
+    new: bool
+
+
+def execute(
+    planned: Iterable[Planned],
+    root: str | Path,
+    *,
+    minutes: float | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    prune: bool = False,
+) -> Iterator[RunRecord | VideoRecord]:
+    """The records of planned runs as they end, each trained as its configuration is of images or video.
+
+    Runs that are over are not repeated. A run that diverges is recorded as failed, and the next
+    one begins. After ``minutes`` the current run is stopped with a checkpoint and no other begins.
+    """
+    stop = until(minutes)
+    for outcome in outcomes(planned, root, stop=stop, overrides=overrides, prune=prune):
+        yield outcome.record
+
+
+def reproduce(
+    experiment: Experiment,
+    root: str | Path,
+    options: Options,
+    *,
+    minutes: float | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    prune: bool = False,
+    only: Iterable[str] = (),
+) -> Iterator[Outcome]:
+    """Carry out an experiment, planning anew whenever finished runs have decided a choice."""
+    stop, root, ended = until(minutes), Path(root), set[str]()
+    patterns = list(only)
+    while True:
+        planned = [
+            run
+            for run in experiment.plan(options, root)
+            if run.name not in ended and matches(run.name, patterns)
+        ]
+        before = len(ended)
+        for outcome in outcomes(planned, root, stop=stop, overrides=overrides, prune=prune):
+            ended.add(outcome.planned.name)
+            yield outcome
+        if len(ended) == before or stop():
+            return
+
+
+def outcomes(
+    planned: Iterable[Planned],
+    root: str | Path,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    overrides: Mapping[str, Any] | None = None,
+    prune: bool = False,
+) -> Iterator[Outcome]:
+    """Carry out planned runs until all are over, or until ``stop()`` is true."""
+    changes = overrides or {}
+    runs = [replace(run, config=changed(run.config, changes)) for run in planned]
+    # All folders are looked at first: what doesn't fit shows before anything is trained.
+    ended = {run.name for run in runs if over(run, root)}
+    broken: list[str] = []
+    for run in runs:
+        folder, new = Path(root) / run.name, run.name not in ended
+        if new and stop():
+            continue
+        try:
+            record = _carry_out(run, folder, stop) if new else load_record(run, root)
+        except RuntimeError as why:
+            # Too little memory on the device, say: other runs may fit. Only words are kept of it,
+            # since its traceback would keep the run's tensors alive.
+            traceback.print_exc()
+            broken.append(f"{run.name} ({type(why).__name__}: {str(why)[:300]})")
+            continue
+        if record.status == "running":
+            continue
+        if prune:
+            remove_large(folder)
+        yield Outcome(run, record, new)
+    if broken:
+        raise RuntimeError(f"these runs broke off; call again to resume: {'; '.join(broken)}")
+
+
+def over(run: Planned, root: str | Path) -> bool:
+    """Whether a planned run has ended, all measurements included.
+
+    Raises if its folder holds a run of another configuration.
+    """
+    folder = Path(root) / run.name
+    path = folder / "run.json"
+    if not path.exists():
+        return False
+    record = load_record(run, root)
+    check_same(record.config.as_dict(), run.config, str(folder))
+    if record.status == "finished" and run.measure is not None:
+        return measured(run.measure, folder) is not None
+    return record.status != "running"
+
+
+def load_record(run: Planned, root: str | Path) -> RunRecord | VideoRecord:
+    """The record in a planned run's folder."""
+    kind = VideoRecord if isinstance(run.config, VideoConfig) else RunRecord
+    return kind.load(Path(root) / run.name / "run.json")
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a run's name fits one of the patterns; with no pattern, any does."""
+    patterns = list(patterns)
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def until(minutes: float | None) -> Callable[[], bool]:
+    """Says true once so many minutes are over."""
+    if minutes is None:
+        return lambda: False
+    if not minutes > 0:
+        raise ValueError(f"minutes must be above 0, got {minutes!r}")
+    end = time.monotonic() + 60 * minutes
+    return lambda: time.monotonic() >= end
+
+
+def remove_large(folder: Path) -> None:
+    """Remove the weights and checkpoints of a run that is over."""
+    for name in LARGE:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _carry_out(
+    run: Planned, folder: Path, stop: Callable[[], bool]
+) -> RunRecord | VideoRecord:
+    gc.collect()  # an earlier run's model and captured graphs may hang in a cycle
+    torch.compiler.reset()  # torch compiles a piece of code for a few models only
+    record: RunRecord | VideoRecord
+    try:
+        if isinstance(run.config, VideoConfig):
+            record = train_video(run.config, folder, stop=stop)
+        else:
+            record = train(run.config, folder, stop=stop)
+    except Diverged:
+        return load_record(run, folder.parents[len(Path(run.name).parts) - 1])
+    if record.status == "finished" and run.measure is not None:
+        measure(run.measure, folder)
+    return record

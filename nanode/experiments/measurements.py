@@ -1,0 +1,131 @@
+"""What is measured on a run's final weights once it is over, written beside its record.
+
+fit.json    loss and accuracy on the training images
+steps.json  accuracy on held-out images with fewer and fewer steps, and how few keep it
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nanode.data import Batches, ImageData, Images
+from nanode.training import TrainConfig, evaluate, load_model
+from nanode.training.calibration import calibrate
+from nanode.training.costs import flows
+from nanode.training.evaluation import score
+from nanode.training.files import write_text
+from nanode.training.setup import augmentations, evaluation_batches, load_data, make_fabric
+from nanode.trajectories import smoothness_penalty
+
+#: How much accuracy fewer steps may cost.
+TOLERANCE = 0.01
+
+
+def fit(folder: Path) -> dict[str, Any]:
+    """Loss and accuracy on the training images, as they are."""
+    found = evaluate(folder, "train")
+    return {"train_loss": found.loss, "train_accuracy": found.accuracy}
+
+
+def steps(folder: Path) -> dict[str, Any]:
+    """Accuracy with fewer steps, norm statistics interpolated in time or found anew.
+
+    The fewest steps are chosen on held-out images, on statistics found anew; test images are read
+    with these alone. All finer grids keep the accuracy too.
+    """
+    model, config = load_model(folder)
+    coarse = _Coarse(model, config)
+    (trained,) = {block.steps for block in flows(model).values()}
+    assert isinstance(trained, int)
+    grids = [coarse.measure(count) for count in range(trained, 0, -1)]
+    keeping = 0
+    for grid in grids:
+        if grid["validation_accuracy"] < grids[0]["validation_accuracy"] - TOLERANCE:
+            break
+        keeping += 1
+    fewest: int = grids[keeping - 1]["steps"]
+    return {
+        "trained_steps": trained,
+        "tolerance": TOLERANCE,
+        "motion": smoothness_penalty(model).item(),
+        "fewest_steps": fewest,
+        "fewest_test_accuracy": coarse.accuracy(coarse.calibrated(fewest), coarse.data.test),
+        "grids": grids,
+    }
+
+
+class _Coarse:
+    """A trained model on other grids than its own."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.config, self.fabric = config, make_fabric(config)
+        self.model = model.to(self.fabric.device)
+        self.data: ImageData = load_data(config).to(self.fabric.device)
+        self.batches = Batches(
+            self.data.train,
+            config.batch_size,
+            seed=config.seed,
+            augment=augmentations(config.augment),
+            channels_last=config.channels_last,
+        )
+
+    def measure(self, count: int) -> dict[str, Any]:
+        """Accuracy on held-out images with so many steps."""
+        held = self.data.validation
+        assert held is not None, "steps are chosen on held-out images"
+        return {
+            "steps": count,
+            "validation_accuracy": self.accuracy(self.calibrated(count), held),
+            "interpolated_accuracy": self.accuracy(self.regridded(count), held),
+        }
+
+    def regridded(self, count: int) -> nn.Module:
+        """A copy that takes so many steps, norm statistics interpolated."""
+        # In training mode norms make room for the new grid, in eval mode they would keep the old.
+        model = copy.deepcopy(self.model).train()
+        for block in flows(model).values():
+            block.regrid(count)
+        return model.eval()
+
+    def calibrated(self, count: int) -> nn.Module:
+        """The same with norm statistics found anew, as at the end of training."""
+        model = self.regridded(count)
+        epochs, config = len(self.batches), self.config
+        images = (
+            self.batches.batch(config.epochs + n // epochs, n % epochs)[0]
+            for n in range(max(config.calibration, 1))
+        )
+        with self.fabric.autocast():
+            calibrate(model, model, images)
+        return model
+
+    def accuracy(self, model: nn.Module, images: Images) -> float:
+        """On some images, by stored statistics."""
+        batches = evaluation_batches(self.config, images)
+        return score(model, model, batches, self.fabric.autocast()).accuracy
+
+
+#: By name: finds plain values out about the finished run in a folder.
+MEASUREMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {"fit": fit, "steps": steps}
+
+
+def measure(name: str, folder: Path) -> None:
+    """Measure a finished run and write ``<name>.json`` into its folder."""
+    found = MEASUREMENTS[name](folder)
+    write_text(folder / f"{name}.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
+
+
+def measured(name: str, folder: Path) -> dict[str, Any] | None:
+    """What was found, if it was measured."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as why:
+        raise ValueError(f"can't read the measurement {path}: {why}; delete it") from why
+    return found

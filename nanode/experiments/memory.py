@@ -1,0 +1,125 @@
+"""Activation memory of one flow in single precision: what each gradient method holds.
+
+memory/memory.json
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanode.analysis import measure_memory
+from nanode.experiments.plan import Options, Planned
+from nanode.models import create
+from nanode.reports.markdown import table, write_page
+from nanode.training.costs import flows
+from nanode.training.environment import commit, hardware, versions
+from nanode.training.files import write_text
+
+#: Model, solver and gradient; the first is what the others are compared with.
+METHODS = (
+    ("uncon-resnet", "euler", "backprop"),
+    ("t-nanode-10", "euler", "backprop"),
+    ("t-nanode-10", "euler", "checkpointed"),
+    ("t-nanode-10", "coupled-euler", "reversal"),
+    ("t-nanode-10", "leapfrog", "reversal"),
+)
+EVALUATIONS = (10, 100)
+FILE = Path("memory") / "memory.json"
+#: What constant memory should cost at most, beside the untied ResNet at K = 10.
+TARGET = 0.15
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Activation memory of one flow; nothing is trained, ``report`` measures."""
+
+    summary: str = "activation memory of the paper's flow in fp32, by gradient method, K = 10, 100"
+
+    def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
+        """No runs."""
+        return []
+
+    def report(self, root: Path, out: Path, options: Options) -> list[Path]:
+        """Measure unless that was done, and write the page."""
+        path = root / FILE
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(measure(options), indent=2) + "\n")
+        return [write_page(out / "memory.md", "Activation memory", [memory_section(root)])]
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Bytes of one forward and backward pass by each method, at each number of evaluations."""
+    device = torch.device("cuda" if torch.cuda.is_available() and not options.tiny else "cpu")
+    batch = 128 if device.type == "cuda" else 4
+    preset, side = ("tiny", 8) if options.tiny else ("paper", 32)
+    rows = []
+    for model, solver, gradient in METHODS:
+        for steps in EVALUATIONS:
+            net = create(model, preset=preset, steps=steps, solver=solver, gradient=gradient)
+            (block,) = flows(net.to(device)).values()
+            x = torch.randn(batch, next(net.stem.parameters()).shape[0], side, side, device=device)
+            row = {"model": model, "solver": solver, "gradient": gradient, "evaluations": steps}
+            rows.append(row | asdict(measure_memory(block, x)))
+    at, modified = commit()
+    return {
+        "state": [batch, *x.shape[1:]],
+        "precision": "float32",
+        "hardware": hardware(device),
+        "versions": versions(),
+        "commit": at,
+        "modified": modified,
+        "rows": rows,
+    }
+
+
+def memory_section(root: Path) -> str:
+    """The measured bytes as a part of a page; empty if nothing was measured."""
+    path = root / FILE
+    if not path.exists():
+        return ""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    held = {
+        (row["model"], row["solver"], row["gradient"], row["evaluations"]): row
+        for row in found["rows"]
+    }
+    header = ["model, solver, gradient"]
+    header += [f"K = {k}: held, MB" for k in EVALUATIONS]
+    header += [f"beside the ResNet, K = {k}" for k in EVALUATIONS]
+    header += [f"K = {k}: peak, MB" for k in EVALUATIONS]
+    rows, words = [], []
+    for method in METHODS:
+        ours = [held[*method, k] for k in EVALUATIONS]
+        theirs = [held[*METHODS[0], k] for k in EVALUATIONS]
+        ratios = [a["held"] / b["held"] for a, b in zip(ours, theirs, strict=True)]
+        sizes = [f"{row['held'] / 1e6:.1f}" for row in ours]
+        peaks = [f"{row['peak'] / 1e6:.1f}" for row in ours]
+        rows.append([", ".join(method), *sizes, *(f"{ratio:.3f}" for ratio in ratios), *peaks])
+        if method[2] == "reversal":
+            words.append(_verdict(method, ratios[0], [row["held"] for row in ours]))
+    state = "×".join(map(str, found["state"]))
+    at = "unknown" if found["commit"] is None else found["commit"][:9]
+    return "\n\n".join(
+        [
+            "## Activation memory in single precision",
+            f"What one flow holds from its forward to its backward pass, for a state of {state} in "
+            f"{found['precision']}, beside input, output and the table of weights; and the peak of "
+            "everything, gradients and tables included. K counts evaluations. Measured on "
+            f"{found['hardware']['name']}, torch {found['versions']['torch']}, commit "
+            f"{at}{'+' if found['modified'] else ''}.",
+            table(header, rows),
+            "\n".join(words),
+        ]
+    )
+
+
+def _verdict(method: tuple[str, str, str], ratio: float, held: list[int]) -> str:
+    small = "held" if ratio <= TARGET else "**did not hold**"
+    same = "held" if len(set(held)) == 1 else "**did not hold**"
+    return (
+        f"- {method[1]} with {method[2]}: at most {TARGET} of the untied ResNet at K = 10: {small} "
+        f"({ratio:.3f}); the same bytes at K = 100: {same} ({held[1] - held[0]:+,} bytes)."
+    )

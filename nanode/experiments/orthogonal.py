@@ -1,0 +1,166 @@
+"""Weights in polynomials of degree 4: batch norm alone against orthogonal ones as well.
+
+    figure-orthogonal/<data>/lr<x>/<model>/seed<n>
+
+The paper's figure shows one run each, at a learning rate and from a start that it doesn't state.
+Here are several rates and two starts: weights held in time, and all coefficients at random, as the
+paper's figure of Chebyshev weights has them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanode.experiments.plan import Options, Planned, configured
+from nanode.experiments.table1 import shared
+from nanode.reports.claims import Claim, judge
+from nanode.reports.figures import Panel, draw
+from nanode.reports.markdown import table, write_page
+from nanode.reports.records import Cell
+from nanode.reports.settings import settings_table
+from nanode.reports.statistics import spread
+from nanode.reports.table1 import TITLES
+from nanode.training import RunRecord
+
+#: Five coefficients are degree 4.
+MODELS = {
+    "chebyshev-5": "held, batch norm only",
+    "chebyshev-5-orthogonal": "held, orthogonal",
+    "chebyshev-5-independent": "random, batch norm only",
+    "chebyshev-5-independent-orthogonal": "random, orthogonal",
+}
+PAIRS = (tuple(MODELS)[:2], tuple(MODELS)[2:])
+RATES = {"short": (0.1, 1.0), "full": (0.1, 0.4, 1.0, 4.0), "tiny": (0.1, 1.0)}
+#: A run that ends below twice the accuracy of guessing among ten classes has learnt nothing.
+GUESSING = 0.2
+
+ABOUT = (
+    "Chebyshev weights of degree 4 at K = 10 by the recipe of Table 1, at several learning rates: "
+    "with batch norm only, and with every convolution a product of Householder reflections as "
+    "well. “Held” weights start constant in time, “random” ones with all coefficients drawn "
+    "independently. The paper: with batch norm only learning collapses, orthogonal weights keep "
+    "it stable. A run counts as collapsed here if it diverged, if its accuracy on held-out images "
+    "fell below half of what it had been, or if it ended below 20 %."
+)
+
+
+@dataclass(frozen=True)
+class FigureOrthogonal:
+    """Learning curves of polynomial weights, orthogonal or not, over learning rates."""
+
+    summary: str = "does learning collapse with polynomial weights, and do orthogonal ones help"
+
+    def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
+        """Seed by seed, so that an early stop leaves every curve with its first seed."""
+        return [
+            planned(model, options, lr, seed)
+            for seed in range(options.seeds)
+            for lr in RATES[options.budget]
+            for model in MODELS
+        ]
+
+    def report(self, root: Path, out: Path, options: Options) -> list[Path]:
+        """Curves by learning rate, final accuracies, and who collapsed."""
+        cells = {
+            (lr, model): _cell(root, model, options, lr)
+            for lr in RATES[options.budget]
+            for model in MODELS
+        }
+        rows = [[f"{lr:g}", MODELS[model], c, _collapses(c)] for (lr, model), c in cells.items()]
+        header = ["learning rate", "weights", "test accuracy, %", "collapsed"]
+        settings = {(f"{lr:g}", MODELS[model]): c.records for (lr, model), c in cells.items()}
+        parts = [
+            f"On {TITLES[options.main]}. {ABOUT}",
+            "![learning curves](figure-orthogonal.png)",
+            table(header, rows),
+            _verdicts(cells, RATES[options.budget]),
+            settings_table(settings.items(), ["learning rate", "weights"]),
+        ]
+        panels = [panel for lr in RATES[options.budget] for panel in _panels(cells, lr)]
+        figure = draw(out / "figure-orthogonal.png", panels)
+        page = write_page(out / "figure-orthogonal.md", "Orthogonal weights", parts)
+        return [figure, page]
+
+
+def planned(model: str, options: Options, lr: float, seed: int) -> Planned:
+    """A run of the figure, which may be one of Table 1."""
+    ours = shared(model, options.main, options, seed)
+    if model == "chebyshev-5" and lr == ours.config.optimizer.lr:
+        return ours
+    changes = {"optimizer.lr": lr, "seed": seed}
+    config = configured("table1", options, model, options.main, 10, changes)
+    return Planned(f"figure-orthogonal/{options.main}/lr{lr:g}/{model}/seed{seed}", config)
+
+
+def collapsed(record: RunRecord) -> bool:
+    """Whether a run that is over lost what it had learnt, or never learnt."""
+    if record.status == "failed":
+        return True
+    found = [point.validation_accuracy for point in record.curves]
+    known = [accuracy for accuracy in found if accuracy is not None]
+    return bool(known) and known[-1] < max(GUESSING, max(known) / 2)
+
+
+# ---- the report
+
+Cells = Mapping[tuple[float, str], Cell]
+
+
+def _cell(root: Path, model: str, options: Options, lr: float) -> Cell:
+    first = planned(model, options, lr, 0).name
+    folders = sorted((root / first).parent.glob("seed*"))
+    return Cell.read(root, [str(folder.relative_to(root)) for folder in folders])
+
+
+def _collapses(cell: Cell) -> str:
+    if not cell.records:
+        return "–"
+    return f"{sum(map(collapsed, cell.records))} of {len(cell.records)}"
+
+
+def _verdicts(cells: Cells, rates: Sequence[float]) -> str:
+    rows = []
+    for lr in rates:
+        means = {model: cells[lr, model].accuracy for model in MODELS}
+        row = [f"{lr:g}"]
+        for plain, orthogonal in PAIRS:
+            claim = Claim("orthogonal weights are ahead", (orthogonal,), (plain,))
+            row.append(str(judge(claim, means)))
+        rows.append(row)
+    header = ["orthogonal ahead of batch norm only, at learning rate", "held", "random"]
+    return table(header, rows)
+
+
+def _panels(cells: Cells, lr: float) -> list[Panel]:
+    chosen = {name: cells[lr, model] for model, name in MODELS.items()}
+    losses = {
+        name: [[(p.epoch, p.train_loss) for p in record.curves] for record in cell.records]
+        for name, cell in chosen.items()
+    }
+    accuracies = {
+        name: [
+            [
+                (p.epoch, 100 * p.validation_accuracy)
+                for p in record.curves
+                if p.validation_accuracy is not None
+            ]
+            for record in cell.records
+        ]
+        for name, cell in chosen.items()
+    }
+    return [
+        _panel(f"learning rate {lr:g}", "training loss", losses),
+        _panel(f"learning rate {lr:g}", "held-out accuracy, %", accuracies),
+    ]
+
+
+def _panel(title: str, y: str, curves: Mapping[str, list[list[tuple[int, float]]]]) -> Panel:
+    series = {}
+    for name, runs in curves.items():
+        epochs = sorted({epoch for run in runs for epoch, _ in run})
+        values = {
+            epoch: [value for run in runs for at, value in run if at == epoch] for epoch in epochs
+        }
+        found = [(epoch, spread(values[epoch])) for epoch in epochs]
+        series[name] = [(epoch, mean) for epoch, mean in found if mean is not None]
+    return Panel(title=title, x="epoch", y=y, series=series)

@@ -1,0 +1,138 @@
+"""What an experiment is: a list of planned runs, and a report on their records."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from nanode.training import TrainConfig, recipe
+from nanode.training.config import Settings
+from nanode.training.documents import from_mapping
+from nanode.training.values import check_choice, check_count
+from nanode.training.video import VideoConfig
+
+C = TypeVar("C", bound=Settings)
+
+BUDGETS = ("short", "full", "tiny")
+DATA = ("cifar10", "cifar100")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run to come: its folder below a root, and its configuration."""
+
+    name: str
+    config: TrainConfig | VideoConfig
+    #: What is measured on the final weights once the run is over: a name in ``MEASUREMENTS``.
+    measure: str | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user chooses about an experiment.
+
+    ``tiny`` plans the same runs in seconds on a CPU, on the digits that come with the package;
+    ``full`` plans all that ``short`` does, under the same names, and more.
+
+    >>> Options(budget="tiny").sets
+    ('digits',)
+    >>> Options(data=("cifar",))
+    Traceback (most recent call last):
+    ValueError: data must be one of cifar10, cifar100; got 'cifar'. Did you mean 'cifar10'?
+    """
+
+    data: tuple[str, ...] = DATA
+    seeds: int = 3
+    budget: str = "short"
+    data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, str) or not self.data:
+            raise ValueError(f"data must be one or more names, got {self.data!r}")
+        for name in self.data:
+            check_choice("data", name, DATA)
+        check_count("seeds", self.seeds)
+        check_choice("budget", self.budget, BUDGETS)
+
+    @property
+    def tiny(self) -> bool:
+        """Whether this is for seconds on a CPU."""
+        return self.budget == "tiny"
+
+    @property
+    def main(self) -> str:
+        """The data set that choices are made on and figures show."""
+        return "digits" if self.tiny else "cifar10"
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The data sets to train on."""
+        return ("digits",) if self.tiny else tuple(dict.fromkeys(self.data))
+
+
+class Experiment(Protocol):
+    """A table or a figure of the paper: what to run for it, and how to show it."""
+
+    @property
+    def summary(self) -> str:
+        """What it shows, in a line."""
+
+    def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
+        """The runs to make, first things first.
+
+        Runs that depend on a choice are planned once the records that decide it are below
+        ``root``; until then they are left out.
+        """
+
+    def report(self, root: Path, out: Path, options: Options) -> list[Path]:
+        """Write tables and figures into ``out``, from the records below ``root`` alone."""
+
+
+def configured(
+    name: str,
+    options: Options,
+    model: str,
+    data: str,
+    steps: int,
+    changes: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """A recipe for one model: ``steps`` evaluations in each flow, and further changes.
+
+    Bottleneck flows are compiled by themselves: fused kernels take seconds to make, where a whole
+    model takes half a minute or more. Long runs of other flows compile the whole model. At K = 100
+    all activations of a batch would fill a large GPU: there the states are checkpointed.
+    """
+    base = read_recipe(f"{name}-tiny" if options.tiny else name)
+    own: dict[str, Any] = {"model": model, "data": data, "data_root": options.data_root}
+    if options.tiny:
+        own |= {"epochs": 1, "options.steps": min(max(steps // 3, 1), 4)}
+    else:
+        place = "compile" if base.preset == "staged" else "options.compile"
+        own |= {place: True, "options.steps": steps}
+        if steps >= 100:
+            own["options.gradient"] = "checkpointed"
+    return changed(base, own | dict(changes or {}))
+
+
+#: A plan takes the same few recipes a hundred times.
+read_recipe = cache(recipe)
+
+
+def changed(config: C, changes: Mapping[str, Any]) -> C:
+    """A configuration with other values at some dotted keys.
+
+    >>> from nanode.training import recipe
+    >>> changed(recipe("table1"), {"optimizer.lr": 0.4, "options.steps": 100}).options
+    {'steps': 100}
+    """
+    plain = config.as_dict()
+    for key, value in changes.items():
+        place = plain
+        *path, last = key.split(".")
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"unknown key {key!r}: {part!r} has no keys of its own")
+        place[last] = value
+    return from_mapping(type(config), plain, "the changed configuration")

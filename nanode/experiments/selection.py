@@ -1,0 +1,59 @@
+"""Choosing between runs by held-out images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanode.experiments.plan import Planned
+from nanode.reports.records import find_record
+from nanode.training import RunRecord
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be chosen for a row.
+
+    >>> print(Candidate(lr=0.4, scale=3.0))
+    lr0.4-scale3
+    """
+
+    lr: float
+    #: The residual scale; None is the row's own.
+    scale: float | None = None
+
+    def __str__(self) -> str:
+        return f"lr{self.lr:g}" + ("" if self.scale is None else f"-scale{self.scale:g}")
+
+    def changes(self) -> dict[str, Any]:
+        """The same as keys of a configuration."""
+        scale = {} if self.scale is None else {"options.scale": self.scale}
+        return {"optimizer.lr": self.lr} | scale
+
+
+def best(candidates: Sequence[tuple[Planned, Candidate]], root: Path | None) -> Candidate | None:
+    """The candidate with the highest validation accuracy, the first of equals.
+
+    None as long as one of the runs isn't over, or if all of them failed.
+    """
+    if root is None:
+        return None
+    found: list[tuple[float, Candidate]] = []
+    for planned, candidate in candidates:
+        record = find_record(root, planned.name)
+        if record is None:
+            return None
+        if record.metrics is not None:
+            accuracy = record.metrics.validation_accuracy
+            assert accuracy is not None, f"{planned.name} holds out no images"
+            found.append((accuracy, candidate))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def validation_text(record: RunRecord | None) -> str:
+    """What a candidate reached on held-out images, in per cent, or why there is no number."""
+    if record is None:
+        return "missing"
+    if record.metrics is None or record.metrics.validation_accuracy is None:
+        return record.status
+    return f"{100 * record.metrics.validation_accuracy:.2f}"

@@ -1,0 +1,238 @@
+"""Table 1: every model by one shared recipe, and each at its own best learning rate and scale.
+
+    table1/<data>/shared/<model>/seed<n>   one recipe for all
+    table1/<data>/select/<model>/lr<x>     candidates, compared on held-out images, never tested
+    table1/<data>/select/<model>/lr<x>-scale<s>
+    table1/<data>/own/<model>/seed<n>      the chosen one, unless that is the shared recipe
+    table1/<data>/long/<model>/seed<n>     the chosen one for 45 epochs, on all training images
+
+Choices are made on CIFAR-10 and used on CIFAR-100 too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanode.experiments.memory import memory_section
+from nanode.experiments.plan import Options, Planned, configured, read_recipe
+from nanode.experiments.selection import Candidate, best, validation_text
+from nanode.reports.records import Cell, find_record
+from nanode.reports.table1 import TITLES, Choice, Column, write_table1
+from nanode.training import TrainConfig
+
+#: The paper's rows, K = 10 evaluations, then the one with K = 100.
+PAPER = ("auto", "appnode", "con-resnet", "uncon-resnet", "b-nanode-10", "t-nanode-10")
+DEEP = "b-nanode-100"
+#: Rows that the paper mentions, one seed each. Polynomials of degree 4, as in its figure; as many
+#: random features as T-10 has waves.
+OTHERS = ("anode", "monomial-5", "chebyshev-5", "legendre-5", "rff-20", "hyper", "gated-2")
+LONG = ("t-nanode-10", DEEP)
+PROFILED = "t-nanode-10"
+#: Learning rates to choose from; the shared one is among them.
+RATES = (0.04, 0.1, 0.4, 1.0)
+#: Tried at the best learning rate, beside a row's own scale (1, or 10 for residual networks).
+SCALE = 3.0
+#: Candidates of the deep row train for fewer epochs than its final runs, which take ten times as
+#: long as the others'.
+DEEP_EPOCHS = 4
+
+
+@dataclass(frozen=True)
+class Table1:
+    """Every model by one shared recipe, and each at its own best learning rate and scale."""
+
+    summary: str = "Table 1: accuracy and memory of every model, by a shared recipe and tuned"
+
+    def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
+        """The shared column, then candidates, then what their records decide."""
+        runs = [*_shared(options)]
+        for model in tuned(options):
+            runs += [run for run, _ in candidates(model, options, root)]
+        for model in tuned(options):
+            runs += _own(model, options, root)
+        for model in LONG if options.budget != "short" else ():
+            runs += _long(model, options, root)
+        return list({run.name: run for run in runs}.values())
+
+    def report(self, root: Path, out: Path, options: Options) -> list[Path]:
+        """The table, beside the paper's, and which of its claims held."""
+        models = (*PAPER, DEEP, *OTHERS)
+        columns = [
+            _shared_column(root, options, models),
+            _own_column(root, options, models),
+            _long_column(root, options),
+        ]
+        choices = [_choice_made(model, options, root) for model in models]
+        page = write_table1(
+            out / "table1.md",
+            columns,
+            models,
+            options.sets,
+            [choice for choice in choices if choice is not None],
+            [memory_section(root)],
+        )
+        return [page]
+
+
+def tuned(options: Options) -> tuple[str, ...]:
+    """The rows of the own-best column."""
+    return PAPER if options.budget == "short" else (*PAPER, *OTHERS, DEEP)
+
+
+# ---- the shared column
+
+
+def shared_name(model: str, data: str, seed: int = 0) -> str:
+    """The folder of a run by the shared recipe."""
+    return f"table1/{data}/shared/{model}/seed{seed}"
+
+
+def shared(model: str, data: str, options: Options, seed: int = 0) -> Planned:
+    """A run by the shared recipe."""
+    # One run tells the flow's share of a step: timing it takes as long as compiling.
+    profile = (model, data, seed) == (PROFILED, options.main, 0)
+    config = _config("table1", model, data, options, {"seed": seed, "profile": profile})
+    return Planned(shared_name(model, data, seed), config)
+
+
+def _shared(options: Options) -> Iterator[Planned]:
+    """Seed by seed, so that an early stop leaves every row of the paper with its first seed."""
+    for seed in range(options.seeds):
+        for data in options.sets:
+            yield from (shared(model, data, options, seed) for model in PAPER)
+    for model in (*OTHERS, DEEP):
+        yield from (shared(model, data, options) for data in options.sets)
+
+
+def _config(
+    name: str, model: str, data: str, options: Options, changes: dict[str, Any]
+) -> TrainConfig:
+    return configured(name, options, model, data, 100 if model == DEEP else 10, changes)
+
+
+# ---- the own-best column
+
+
+def candidates(model: str, options: Options, root: Path | None) -> list[tuple[Planned, Candidate]]:
+    """What a row's choice is made from: four learning rates, then another scale at the best."""
+    data = options.main
+    rates = [Candidate(lr=lr) for lr in RATES]
+    found = [(_candidate(c, model, data, options), c) for c in rates]
+    if (chosen := best(found, root)) is not None:
+        other = Candidate(lr=chosen.lr, scale=SCALE)
+        found.append((_candidate(other, model, data, options), other))
+    return found
+
+
+def choice(model: str, options: Options, root: Path | None) -> Candidate | None:
+    """A row's best candidate on held-out images; None as long as records are missing."""
+    found = candidates(model, options, root)
+    return best(found, root) if len(found) > len(RATES) else None
+
+
+def is_shared(candidate: Candidate, options: Options) -> bool:
+    """Whether a candidate is the shared recipe."""
+    name = "table1-tiny" if options.tiny else "table1"
+    return candidate == Candidate(lr=read_recipe(name).optimizer.lr)
+
+
+def _candidate(candidate: Candidate, model: str, data: str, options: Options) -> Planned:
+    if is_shared(candidate, options) and model != DEEP:
+        return shared(model, data, options)  # whose held-out images serve as well
+    changes = {"test": False} | candidate.changes()
+    if model == DEEP and not options.tiny:
+        changes["epochs"] = DEEP_EPOCHS
+    config = _config("table1", model, data, options, changes)
+    return Planned(f"table1/{data}/select/{model}/{candidate}", config)
+
+
+def _own(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
+    chosen = choice(model, options, root)
+    if chosen is None or is_shared(chosen, options):
+        return
+    seeds = options.seeds if options.budget == "full" and model in PAPER else 1
+    for seed in range(seeds):
+        for data in options.sets:
+            config = _config("table1", model, data, options, chosen.changes() | {"seed": seed})
+            yield Planned(f"table1/{data}/own/{model}/seed{seed}", config)
+
+
+# ---- longer runs
+
+
+def _long(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
+    chosen = choice(model, options, root)
+    if chosen is None:
+        return
+    for data in options.sets:
+        # All choices are made: what was held out for them is trained on.
+        changes = chosen.changes() | {"validation": 0}
+        config = _config("table1-long", model, data, options, changes)
+        yield Planned(f"table1/{data}/long/{model}/seed0", config)
+
+
+# ---- the report
+
+
+def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Column:
+    cells = {
+        data: {model: Cell.read(root, _seeds(root, data, "shared", model)) for model in models}
+        for data in options.sets
+    }
+    lr = read_recipe("table1").optimizer.lr
+    about = f"one recipe for all rows, learning rate {lr:g}, each row at its own scale"
+    return Column("shared recipe", about, cells)
+
+
+def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
+    about = (
+        f"each row at the best of the learning rates {', '.join(f'{lr:g}' for lr in RATES)} and "
+        f"then of its own scale and {SCALE:g}, chosen on held-out {TITLES[options.main]} images "
+        f"and used on all data sets (candidates of {DEEP} train for {DEEP_EPOCHS} epochs); the "
+        "other settings are the shared recipe's"
+    )
+    cells = {
+        data: {model: _own_cell(root, options, data, model) for model in models}
+        for data in options.sets
+    }
+    return Column("own best", about, cells)
+
+
+def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
+    chosen = choice(model, options, root)
+    if chosen is None:
+        begun = _choice_made(model, options, root) is not None
+        return Cell(note="choice still open" if begun else "")
+    stage = "shared" if is_shared(chosen, options) else "own"
+    note = "as shared" if stage == "shared" else ""
+    return Cell.read(root, _seeds(root, data, stage, model), note)
+
+
+def _long_column(root: Path, options: Options) -> Column:
+    about = (
+        f"{read_recipe('table1-long').epochs} epochs at the chosen learning rate and scale, on all "
+        "training images, those that served the choice included"
+    )
+    cells = {
+        data: {model: Cell.read(root, _seeds(root, data, "long", model)) for model in LONG}
+        for data in options.sets
+    }
+    return Column("longer run", about, cells)
+
+
+def _seeds(root: Path, data: str, stage: str, model: str) -> list[str]:
+    """Every seed of a row that has a folder."""
+    folder = root / "table1" / data / stage / model
+    return [str(path.relative_to(root)) for path in sorted(folder.glob("seed*"))]
+
+
+def _choice_made(model: str, options: Options, root: Path) -> Choice | None:
+    """What a row's choice was made from; None if nothing was tried but the shared recipe."""
+    found = candidates(model, options, root)
+    records = {run.name: find_record(root, run.name) for run, _ in found}
+    if not any(record for name, record in records.items() if "/select/" in name):
+        return None
+    shown = {str(candidate): validation_text(records[run.name]) for run, candidate in found}
+    chosen = choice(model, options, root)
+    return Choice(model, shown, None if chosen is None else str(chosen))

@@ -1,0 +1,158 @@
+"""The abstract's trade-off: how smooth the weights are, and how few steps then do.
+
+tradeoff/<data>/order<n>-penalty<w>/seed0
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanode.experiments.measurements import measured
+from nanode.experiments.plan import Options, Planned, configured
+from nanode.reports.figures import Panel, draw
+from nanode.reports.markdown import table, write_page
+from nanode.reports.records import Cell
+from nanode.reports.settings import settings_table
+from nanode.reports.statistics import Spread
+
+ORDER = 10
+#: The penalty's largest curvature is 2·160 times its weight (the Gram matrix of order 10): at the
+#: recipe's learning rate of 0.1, steps with momentum 0.9 would amplify it from a weight of 0.04 on.
+PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
+ORDERS = (1, 2, 4)
+
+
+ABOUT = (
+    "T-NANODE trained at K = 10 by the shared recipe of Table 1 with a penalty on the motion of "
+    "its weights, ∫‖W′(t)‖² dt, or at a lower order; one seed. “Fewest steps”: the coarsest grid "
+    "down to which accuracy on held-out images stays within one point of the trained grid's, norm "
+    "statistics found anew on training batches. Test images were read once on the trained grid and "
+    "once on the coarsest."
+)
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """Smoothness of the weights against accuracy and the fewest steps that keep it."""
+
+    summary: str = "smoothness of the weights against accuracy and the fewest steps that keep it"
+
+    def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
+        """Penalties at order 10, then lower orders without."""
+        return [planned(order, weight, options) for order, weight in POINTS]
+
+    def report(self, root: Path, out: Path, options: Options) -> list[Path]:
+        """The figure, with its numbers in a table."""
+        found = {point: _read(root, *point, options) for point in POINTS}
+        rows = [_row(*point, read) for point, read in found.items()]
+        header = [
+            "order",
+            "penalty",
+            "motion of the weights",
+            "test accuracy",
+            "fewest steps",
+            "test accuracy with these",
+        ]
+        cells = {
+            (f"{order}", f"{weight:g}"): read.cell.records
+            for (order, weight), read in found.items()
+        }
+        parts = [
+            ABOUT,
+            "![smoothness, accuracy and steps](tradeoff.png)",
+            table(header, rows),
+            _grids(found),
+            settings_table(cells.items(), ["order", "penalty"]),
+        ]
+        figure = draw(out / "tradeoff.png", _panels(found))
+        return [figure, write_page(out / "tradeoff.md", "Smoothness and steps", parts)]
+
+
+#: Order and weight of the penalty of each run.
+POINTS = (*((ORDER, weight) for weight in PENALTIES), *((order, 0.0) for order in ORDERS))
+
+
+def planned(order: int, weight: float, options: Options) -> Planned:
+    """A run of the figure: the shared recipe of Table 1 with a penalty on the weights' motion."""
+    model, changes = f"t-nanode-{order}", {"penalty.name": "smoothness", "penalty.weight": weight}
+    config = configured("table1", options, model, options.main, 10, changes)
+    folder = f"tradeoff/{options.main}/order{order}-penalty{weight:g}/seed0"
+    return Planned(folder, config, measure="steps")
+
+
+# ---- the report
+
+
+@dataclass(frozen=True)
+class Read:
+    """What is known about a run of the figure."""
+
+    cell: Cell
+    #: What ``steps.json`` holds.
+    steps: dict[str, Any] | None
+
+
+def _read(root: Path, order: int, weight: float, options: Options) -> Read:
+    name = planned(order, weight, options).name
+    return Read(Cell.read(root, [name]), measured("steps", root / name))
+
+
+def _row(order: int, weight: float, read: Read) -> list[object]:
+    found = read.steps
+    if found is None:
+        return [order, f"{weight:g}", "–", read.cell, "–", "–"]
+    fewest = f"{found['fewest_steps']} of {found['trained_steps']}"
+    accuracy = f"{100 * found['fewest_test_accuracy']:.2f}"
+    return [order, f"{weight:g}", f"{found['motion']:.3g}", read.cell, fewest, accuracy]
+
+
+def _grids(found: Mapping[tuple[int, float], Read]) -> str:
+    """Held-out accuracy on every grid, with both kinds of norm statistics."""
+    known = {point: read.steps for point, read in found.items() if read.steps is not None}
+    if not known:
+        return ""
+    counts = [grid["steps"] for grid in next(iter(known.values()))["grids"]]
+    rows = []
+    for (order, weight), steps in known.items():
+        shown = [
+            f"{100 * grid['validation_accuracy']:.1f} ({100 * grid['interpolated_accuracy']:.1f})"
+            for grid in steps["grids"]
+        ]
+        rows.append([f"{order}, {weight:g}", *shown])
+    return (
+        "Accuracy on held-out images by number of steps, in per cent; in brackets with norm "
+        "statistics interpolated in time, nothing found anew:\n\n"
+        + table(["order, penalty", *map(str, counts)], rows)
+    )
+
+
+def _panels(found: Mapping[tuple[int, float], Read]) -> list[Panel]:
+    penalties = {weight: found[ORDER, weight] for weight in PENALTIES}
+    orders = {order: found[order, 0.0] for order in (*ORDERS, ORDER)}
+    smallest = min(weight for weight in PENALTIES if weight > 0)
+    by_penalty: dict[str, Any] = {
+        "x": f"smoothness penalty, order {ORDER}",
+        "scale": "symlog",
+        "linear": smallest,
+        "ticks": PENALTIES,
+    }
+    by_order: dict[str, Any] = {"x": "order, no penalty", "ticks": tuple(orders)}
+    panels = []
+    for reads, axis in ((penalties, by_penalty), (orders, by_order)):
+        accuracy = {
+            "all steps": [(x, mean) for x, r in reads.items() if (mean := r.cell.accuracy)],
+            "fewest steps": _points(reads, "fewest_test_accuracy", 100.0),
+        }
+        panels.append(Panel(title="accuracy", y="test accuracy, %", series=accuracy, **axis))
+        steps = {"fewest steps": _points(reads, "fewest_steps", 1.0)}
+        panels.append(Panel(title="steps that keep it", y="steps", series=steps, **axis))
+    return panels
+
+
+def _points(reads: Mapping[Any, Read], key: str, factor: float) -> list[tuple[float, Spread]]:
+    return [
+        (x, Spread(factor * read.steps[key], None, 1))
+        for x, read in reads.items()
+        if read.steps is not None
+    ]

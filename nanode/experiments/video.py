@@ -1,0 +1,147 @@
+"""The video runs that Table 2 and its figure share.
+
+    table2/<data>/<model>/seed<n>
+
+All models train for the same time with a constant learning rate, so the beginning of a run is what
+a shorter run would have been: one set of runs serves the comparison after the same time and the one
+after the same number of steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nanode.data import data_root
+from nanode.data.video.bair import FOLDER
+from nanode.experiments.measurements import MEASUREMENTS, measured
+from nanode.experiments.plan import Options, Planned, changed
+from nanode.models.video import NAMES
+from nanode.training.video import (
+    Point,
+    VideoConfig,
+    VideoRecord,
+    evaluate_video,
+    generate,
+    video_recipe,
+)
+
+MODELS = tuple(NAMES)
+#: Minutes of training of a run.
+MINUTES = {"short": 3.0, "full": 60.0}
+FILM = "film.gif"
+STOCHASTIC, DETERMINISTIC, BAIR = "moving-mnist", "moving-mnist-deterministic", "bair"
+
+
+def measure_clips(folder: Path) -> dict[str, Any]:
+    """PSNR and SSIM against the horizon as published, and a film beside."""
+    return _measured(folder, sequences=256, samples=100)
+
+
+def measure_some_clips(folder: Path) -> dict[str, Any]:
+    """The same on fewer clips."""
+    return _measured(folder, sequences=64, samples=20)
+
+
+def measure_few_clips(folder: Path) -> dict[str, Any]:
+    """The same in a second on a CPU."""
+    return _measured(folder, sequences=2, samples=2)
+
+
+def _measured(folder: Path, sequences: int, samples: int) -> dict[str, Any]:
+    found = evaluate_video(folder, sequences=sequences, samples=samples)
+    generate(folder, folder / FILM, samples=min(samples, 20), shown=min(samples, 3))
+    return asdict(found)
+
+
+#: By budget, what is measured once a run is over.
+MEASURES = {"short": "some-clips", "full": "clips", "tiny": "few-clips"}
+MEASUREMENTS |= {
+    "clips": measure_clips,
+    "some-clips": measure_some_clips,
+    "few-clips": measure_few_clips,
+}
+
+
+def planned(options: Options) -> list[Planned]:
+    """Stochastic Moving MNIST seed by seed, then the deterministic one, then BAIR if it is there."""
+    runs = [run for seed in range(options.seeds) for run in _runs(STOCHASTIC, options, seed)]
+    runs += _runs(DETERMINISTIC, options, seed=0)
+    if has_bair(options):
+        runs += _runs(BAIR, options, seed=0)
+    return runs
+
+
+def has_bair(options: Options) -> bool:
+    """Whether the BAIR data set was fetched; a person must do that."""
+    return not options.tiny and (data_root(options.data_root) / FOLDER).is_dir()
+
+
+def _runs(recipe: str, options: Options, seed: int) -> Iterator[Planned]:
+    for model in MODELS:
+        config = changed(_base(recipe, options), {"model": model, "seed": seed})
+        name = f"table2/{config.data}/{model}/seed{seed}"
+        yield Planned(name, config, measure=MEASURES[options.budget])
+
+
+def _base(recipe: str, options: Options) -> VideoConfig:
+    if options.tiny:
+        own = {"steps": 4, "evaluate_every": 2, "log_every": 1}
+        return changed(video_recipe(f"{recipe}-tiny"), own)
+    own = {
+        "steps": None,
+        "minutes": MINUTES[options.budget],
+        "precision": "bf16-mixed",
+        "channels_last": True,
+        "data_root": options.data_root,
+    }
+    if options.budget == "short":
+        # Some hundred steps: more points than the recipe's.
+        own |= {"log_every": 10, "evaluate_every": 100, "checkpoint_every": 500}
+    return changed(video_recipe(recipe), own)
+
+
+# ---- what became of them
+
+
+@dataclass(frozen=True)
+class VideoRun:
+    """A finished run: its record, and what was measured on its final weights."""
+
+    record: VideoRecord
+    clips: dict[str, Any] | None
+    folder: Path
+
+    def lowest(
+        self, *, test: bool = False, seconds: float | None = None, steps: int | None = None
+    ) -> Point | None:
+        """The lowest point of a loss curve up to a time or a step."""
+        points = self.record.tests if test else self.record.curves
+        known = [
+            point
+            for point in points
+            if (seconds is None or point.seconds <= seconds)
+            and (steps is None or point.step <= steps)
+        ]
+        return min(known, key=lambda point: point.loss, default=None)
+
+
+def data_of(recipe: str, options: Options) -> str:
+    """The data set that a recipe's runs are named by."""
+    return _base(recipe, options).data
+
+
+def finished(root: Path, data: str) -> dict[str, list[VideoRun]]:
+    """The finished runs on a data set by model, in the order of their seeds."""
+    found: dict[str, list[VideoRun]] = {}
+    for model in MODELS:
+        folders = sorted((root / "table2" / data / model).glob("seed*/run.json"))
+        runs = [_run(path.parent) for path in folders]
+        found[model] = [run for run in runs if run.record.status == "finished"]
+    return found
+
+
+def _run(folder: Path) -> VideoRun:
+    record = VideoRecord.load(folder / "run.json")
+    clips = next((c for name in MEASURES.values() if (c := measured(name, folder))), None)
+    return VideoRun(record, clips, folder)

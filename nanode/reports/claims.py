@@ -1,0 +1,56 @@
+"""Claims about the order of models, judged by measured accuracies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nanode.reports.statistics import Spread
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Every model of ``better`` is more accurate than every one of ``worse``."""
+
+    text: str
+    better: tuple[str, ...]
+    worse: tuple[str, ...]
+    #: Whether the claim is only that ``worse`` isn't ahead.
+    ties: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim."""
+
+    #: The smallest lead of a better model over a worse one, in points; None if not measured.
+    margin: float | None
+    held: bool | None
+    #: Whether the margin is no larger than the spread of the difference, over seeds.
+    within_spread: bool = False
+
+    def __str__(self) -> str:
+        if self.margin is None:
+            return "not measured"
+        word = "held" if self.held else "**did not hold**"
+        unsure = ", within the spread" if self.within_spread else ""
+        return f"{word} ({self.margin:+.2f}{unsure})"
+
+
+def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
+    """Whether a claim held for the models of one column.
+
+    >>> claim = Claim("T beats Auto", better=("t",), worse=("auto",))
+    >>> print(judge(claim, {"t": Spread(85.0, None, 1), "auto": Spread(82.5, None, 1)}))
+    held (+2.50)
+    >>> print(judge(claim, {"t": Spread(85.0, None, 1)}))
+    not measured
+    """
+    found = {name: measured.get(name) for name in (*claim.better, *claim.worse)}
+    known = {name: value for name, value in found.items() if value is not None}
+    if len(known) < len(found):
+        return Verdict(None, None)
+    low = min((known[name] for name in claim.better), key=lambda value: value.mean)
+    high = max((known[name] for name in claim.worse), key=lambda value: value.mean)
+    margin = low.mean - high.mean
+    held = margin >= 0 if claim.ties else margin > 0
+    deviation = ((low.deviation or 0.0) ** 2 + (high.deviation or 0.0) ** 2) ** 0.5
+    return Verdict(margin, held, abs(margin) <= deviation)

@@ -1,0 +1,65 @@
+"""Figures of runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanode.reports.statistics import Spread
+from nanode.training.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines with error bars over a common axis, and horizontal lines beside them."""
+
+    title: str
+    x: str
+    y: str
+    series: Mapping[str, Sequence[tuple[float, Spread]]] = field(default_factory=dict)
+    levels: Mapping[str, float] = field(default_factory=dict)
+    #: Whether x runs over powers; ``"symlog"`` has a place for 0.
+    scale: str = "linear"
+    #: Where the linear part of ``"symlog"`` ends.
+    linear: float = 1.0
+    #: Show these x alone as ticks; the axis's own by default.
+    ticks: Sequence[float] = ()
+    y_scale: str = "linear"
+
+
+def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
+    """Draw panels into a PNG file, so many side by side."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as why:
+        raise ImportError("figures need matplotlib: pip install nanode[plots]") from why
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.5 * columns, 3.8 * rows), layout="constrained")
+    for n, panel in enumerate(panels):
+        _fill(figure.add_subplot(rows, columns, n + 1), panel)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda half: figure.savefig(half, format="png", dpi=150))
+    return path
+
+
+def _fill(axis: Any, panel: Panel) -> None:
+    for label, points in panel.series.items():
+        if points:
+            x = [place for place, _ in points]
+            y = [value.mean for _, value in points]
+            bars = [value.deviation or 0.0 for _, value in points]
+            axis.errorbar(x, y, yerr=bars if any(bars) else None, marker="o", label=label)
+    for n, (label, level) in enumerate(panel.levels.items()):
+        axis.axhline(level, linestyle=("--", ":", "-.")[n % 3], color="grey", label=label)
+    options = {"linthresh": panel.linear} if panel.scale == "symlog" else {}
+    axis.set_xscale(panel.scale, **options)
+    axis.set_yscale(panel.y_scale)
+    if panel.ticks:
+        axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
+        axis.minorticks_off()
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_xlabel(panel.x)
+    axis.set_ylabel(panel.y)
+    if panel.levels or any(panel.series.values()):
+        axis.legend(fontsize=8)

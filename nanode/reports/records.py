@@ -1,0 +1,57 @@
+"""Reads the records of runs below a root."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanode.reports.statistics import Spread, spread
+from nanode.training import RunRecord
+
+
+def find_record(root: Path, name: str) -> RunRecord | None:
+    """The record of a run that is over, finished or failed; None if there is none."""
+    path = root / name / "run.json"
+    if not path.exists():
+        return None
+    record = RunRecord.load(path)
+    return None if record.status == "running" else record
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs behind one number of a table, one a seed."""
+
+    records: tuple[RunRecord, ...] = ()
+    #: Why there is no number yet, or what is special about it.
+    note: str = ""
+
+    @classmethod
+    def read(cls, root: Path, names: Iterable[str], note: str = "") -> "Cell":
+        """Those of the named runs that are over."""
+        found = (find_record(root, name) for name in names)
+        return cls(tuple(record for record in found if record is not None), note)
+
+    @property
+    def finished(self) -> list[RunRecord]:
+        """The runs that didn't fail."""
+        return [record for record in self.records if record.status == "finished"]
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Test accuracy in per cent."""
+        tested = [r.metrics.test_accuracy for r in self.finished if r.metrics is not None]
+        return spread([100 * accuracy for accuracy in tested if accuracy is not None])
+
+    def __str__(self) -> str:
+        parts = []
+        if (accuracy := self.accuracy) is not None:
+            parts.append(f"{accuracy} ({_seeds(self.finished)})")
+        failed = [record for record in self.records if record.status == "failed"]
+        if failed:
+            parts.append(f"failed ({_seeds(failed)})")
+        return "; ".join([*parts, *([self.note] if self.note else [])]) or "–"
+
+
+def _seeds(records: list[RunRecord]) -> str:
+    seeds = sorted(record.seed for record in records)
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

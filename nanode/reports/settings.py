@@ -1,0 +1,124 @@
+"""How the runs of a row were made, in words: what a reader needs to judge its number."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from nanode.reports.markdown import table
+from nanode.training import Costs, Flow, RunRecord
+
+GB = 1e9
+
+
+def settings(records: Iterable[RunRecord]) -> dict[str, str]:
+    """Every setting of some runs; where runs differ, all values."""
+    records = list(records)
+    found = {
+        name: " / ".join(dict.fromkeys(show(record) for record in records)) or "–"
+        for name, show in SETTINGS.items()
+    }
+    return found | {"images/s": _speed(records)}
+
+
+def settings_table(
+    rows: Iterable[tuple[tuple[str, ...], Sequence[RunRecord]]], header: list[str]
+) -> str:
+    """How some rows were run: what all have in common in words, the rest in a table.
+
+    ``rows`` are named by the columns of ``header``; those without runs are left out.
+    """
+    found = {name: settings(records) for name, records in rows if records}
+    if not found:
+        return ""
+    keys = list(next(iter(found.values())))
+    values = {key: {row[key] for row in found.values()} for key in keys}
+    common = [f"{key} {seen.pop()}" for key, seen in values.items() if len(seen) == 1]
+    varied = [key for key, seen in values.items() if seen]
+    rest = table(
+        [*header, *varied],
+        [[*name, *(row[key] for key in varied)] for name, row in found.items()],
+    )
+    return (f"All of these: {'; '.join(common)}.\n\n" if common else "") + (rest if varied else "")
+
+
+def initialisation(record: RunRecord) -> str:
+    """What the weights are before training."""
+    model = record.config.model
+    if model == "uncon-resnet":
+        return "each layer drawn by itself"
+    if model.startswith("gated-"):
+        return "each field drawn by itself"
+    if "-independent" in model:
+        return "each coefficient drawn by itself"
+    if "-independent" in model:
+        return "each coefficient drawn by itself"
+    return "one draw, constant in t" if _moves(record) else "one draw"
+
+
+def norm_affines(record: RunRecord) -> str:
+    """Whether scales and shifts of norms are functions of time, too."""
+    if not _moves(record):
+        return "constant"
+    # The residual network's layers have norms of their own, whatever the option says.
+    always = record.config.model == "uncon-resnet"
+    return "move" if always or record.config.options.get("moving_norms", True) else "constant"
+
+
+def hardware(record: RunRecord) -> str:
+    """What trained it."""
+    return str(record.hardware.get("name", "unknown"))
+
+
+def commit(record: RunRecord) -> str:
+    """The commit that trained it; + means that files differed from it."""
+    if record.commit is None:
+        return "unknown"
+    return record.commit[:9] + ("+" if record.modified else "")
+
+
+def _moves(record: RunRecord) -> bool:
+    return any(flow.field.startswith("TimeVarying") for flow in record.flows)
+
+
+def _flow(show: Callable[[Flow], str]) -> Callable[[RunRecord], str]:
+    """A setting of all flows of a model, each value once."""
+    return lambda record: ", ".join(dict.fromkeys(map(show, record.flows))) or "–"
+
+
+def _costs(show: Callable[[Costs], str]) -> Callable[[RunRecord], str]:
+    return lambda record: "–" if record.costs is None else show(record.costs)
+
+
+def _speed(records: list[RunRecord]) -> str:
+    """Images a second in training, mean over runs."""
+    found = [record.times.images_per_second for record in records]
+    known = [speed for speed in found if speed is not None]
+    return f"{sum(known) / len(known):,.0f}" if known else "–"
+
+
+def _images(record: RunRecord) -> str:
+    held = record.config.validation
+    if held is None:
+        return "all but a tenth"
+    return f"all but {held:,}" if held else "all"
+
+
+SETTINGS: dict[str, Callable[[RunRecord], str]] = {
+    "steps": _flow(lambda flow: flow.steps),
+    "solver": _flow(lambda flow: flow.solver),
+    "gradient": _flow(lambda flow: flow.gradient),
+    "scale": _flow(lambda flow: f"{flow.scale:g}"),
+    "initialisation": initialisation,
+    "norm affines": norm_affines,
+    "epochs": lambda record: str(record.config.epochs),
+    "learning rate": lambda record: f"{record.config.optimizer.lr:g}",
+    "batch": lambda record: str(record.config.batch_size),
+    "precision of f": lambda record: record.config.precision,
+    "training images": _images,
+    "parameters": _costs(lambda costs: f"{costs.parameters:,}"),
+    "parameters of the flow, GB": _costs(lambda costs: f"{costs.flow_parameter_bytes / GB:.2g}"),
+    "activations of the flow, GB": _costs(lambda costs: f"{costs.flow_activation_bytes / GB:.3g}"),
+    "flow's share of a step": _costs(
+        lambda costs: "–" if costs.flow_time_share is None else f"{costs.flow_time_share:.0%}"
+    ),
+    "hardware": hardware,
+    "commit": commit,
+}

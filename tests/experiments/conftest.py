@@ -1,0 +1,66 @@
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from nanode.experiments import Planned
+from nanode.training import Metrics, RunRecord, TrainConfig
+
+
+@pytest.fixture
+def perceptron(monkeypatch):
+    """In place of every model: one that is quick and has a norm."""
+
+    def create(name, *, preset, channels, classes):
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64 * channels, 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Linear(32, classes),
+        )
+
+    monkeypatch.setattr("nanode.training.setup.create", create)
+
+
+@pytest.fixture
+def config():
+    """A run of two epochs of ten steps."""
+    return TrainConfig(
+        data="digits",
+        model="auto",
+        preset="tiny",
+        epochs=2,
+        batch_size=128,
+        calibration=2,
+        device="cpu",
+        progress=False,
+    )
+
+
+@pytest.fixture
+def runs(config):
+    """Three runs that differ in their seed."""
+    return [Planned(f"some/seed{seed}", replace(config, seed=seed)) for seed in range(3)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write the record of a run that is over, as if it had been trained."""
+
+    def write(run, validation=0.5, test=0.5, status="finished"):
+        metrics = Metrics(validation_accuracy=validation, test_accuracy=test)
+        record = RunRecord(
+            config=run.config,
+            seed=run.config.seed,
+            started="2026-01-01T00:00:00+00:00",
+            status=status,
+            metrics=metrics if status == "finished" else None,
+            message="it diverged" if status == "failed" else None,
+        )
+        folder = tmp_path / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        record.save(folder / "run.json")
+        return record
+
+    return write

@@ -1,0 +1,191 @@
+"""Planned runs over several calls: what is skipped, resumed, refused and survived."""
+
+from dataclasses import replace
+
+import pytest
+
+from nanode.experiments import Options, Planned, execute, reproduce
+from nanode.experiments.execution import matches, outcomes, until
+from nanode.experiments.measurements import MEASUREMENTS
+from nanode.training import OptimizerConfig, RunRecord, train
+from nanode.training.loop import Loop
+
+pytestmark = pytest.mark.usefixtures("perceptron")
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Counts training steps; ``steps.fail_at`` makes a step raise."""
+    original = Loop._step
+
+    class Steps:
+        count, fail_at, error = 0, None, KeyboardInterrupt
+
+    def step(self, images, labels):
+        if Steps.count == Steps.fail_at:
+            Steps.fail_at = None
+            raise Steps.error
+        Steps.count += 1
+        return original(self, images, labels)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    return Steps
+
+
+def test_runs_once(tmp_path, runs, steps):
+    records = list(execute(runs, tmp_path))
+    assert [record.seed for record in records] == [0, 1, 2]
+    assert {record.status for record in records} == {"finished"}
+    assert steps.count == 3 * 20
+    assert list(execute(runs, tmp_path)) == records
+    assert steps.count == 3 * 20
+    assert [outcome.new for outcome in outcomes(runs, tmp_path)] == [False] * 3
+
+
+def test_another_configuration_is_refused_before_anything_is_trained(tmp_path, runs, steps):
+    train(runs[2].config, tmp_path / runs[2].name)
+    runs[2] = replace(runs[2], config=replace(runs[2].config, epochs=3))
+    before = steps.count
+    with pytest.raises(ValueError, match=r"some/seed2 belongs to.*: epochs \(2 there, 3 here\)"):
+        list(execute(runs, tmp_path))
+    assert steps.count == before
+    assert not (tmp_path / runs[0].name).exists()
+
+
+def test_what_changes_no_result_may_differ(tmp_path, runs, steps):
+    list(execute(runs[:1], tmp_path))
+    (record,) = execute(runs[:1], tmp_path, overrides={"log_every": 3})
+    assert record.status == "finished"
+    assert steps.count == 20
+
+
+def test_overrides_reach_the_run(tmp_path, runs):
+    (record,) = execute(runs[:1], tmp_path, overrides={"epochs": 1, "optimizer.lr": 0.03})
+    assert (record.config.epochs, record.config.optimizer.lr) == (1, 0.03)
+    with pytest.raises(ValueError, match="unknown key 'epoch'"):
+        list(execute(runs, tmp_path, overrides={"epoch": 1}))
+
+
+def test_a_keyboard_interrupt_leaves_a_state_to_go_on_from(tmp_path, runs, steps):
+    whole = list(execute(runs[:2], tmp_path / "whole"))
+    steps.count, steps.fail_at = 0, 35  # inside the second epoch of the second run
+    with pytest.raises(KeyboardInterrupt):
+        list(execute(runs[:2], tmp_path / "parts"))
+    assert RunRecord.load(tmp_path / "parts/some/seed1/run.json").status == "running"
+    parts = list(execute(runs[:2], tmp_path / "parts"))
+    assert [record.metrics for record in parts] == [record.metrics for record in whole]
+    assert [record.times.starts for record in parts] == [1, 2]
+    # The five steps after the last checkpoint are made again, nothing else.
+    assert steps.count == 35 + 5 + 5
+
+
+def test_the_deadline_stops_inside_an_epoch_and_is_kept(tmp_path, runs, steps):
+    """Time is counted in steps here: the deadline comes after 25 of them."""
+    whole = list(execute(runs[:2], tmp_path / "whole"))
+    steps.count = 0
+    found = list(outcomes(runs, tmp_path / "parts", stop=lambda: steps.count >= 25))
+    assert [outcome.planned.name for outcome in found] == ["some/seed0"]
+    assert steps.count == 25
+    assert (tmp_path / "parts/some/seed1/checkpoints/step-00000005").is_dir()
+    assert not (tmp_path / "parts/some/seed2").exists()
+    found = list(execute(runs[:2], tmp_path / "parts"))
+    assert steps.count == 40
+    assert [record.metrics for record in found] == [record.metrics for record in whole]
+
+
+def test_runs_that_are_over_count_after_the_deadline_too(tmp_path, runs):
+    list(execute(runs[1:2], tmp_path))
+    found = list(outcomes(runs, tmp_path, stop=lambda: True))
+    assert [(outcome.planned.name, outcome.new) for outcome in found] == [("some/seed1", False)]
+
+
+def test_minutes(tmp_path, runs, steps, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    stop = until(0.5)
+    now[0] = 129.9
+    assert not stop()
+    now[0] = 130.0
+    assert stop()
+    with pytest.raises(ValueError, match="minutes must be above 0, got 0"):
+        until(0)
+    monkeypatch.undo()
+    assert list(execute(runs, tmp_path, minutes=1e-9)) == []
+    assert steps.count == 0
+
+
+def test_a_run_that_diverges_fails_alone(tmp_path, runs, steps):
+    runs[0] = replace(runs[0], config=replace(runs[0].config, optimizer=OptimizerConfig(lr=1e30)))
+    records = list(execute(runs[:2], tmp_path))
+    assert [record.status for record in records] == ["failed", "finished"]
+    assert "at step" in records[0].message
+    before = steps.count
+    assert list(execute(runs[:2], tmp_path)) == records
+    assert steps.count == before
+
+
+def test_a_run_that_breaks_off_does_not_stop_the_others(tmp_path, runs, steps, capsys):
+    class NoMemory(RuntimeError):
+        pass
+
+    steps.fail_at, steps.error = 3, NoMemory("no memory left")
+    found = []
+    with pytest.raises(RuntimeError, match=r"broke off.*some/seed0 \(NoMemory: no memory left\)"):
+        found += (outcome.planned.name for outcome in outcomes(runs, tmp_path))
+    assert "NoMemory" in capsys.readouterr().err
+    statuses = [RunRecord.load(tmp_path / run.name / "run.json").status for run in runs]
+    assert statuses == ["running", "finished", "finished"]
+    assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
+
+
+def test_pruned_runs_are_still_over(tmp_path, runs, steps):
+    (record,) = execute(runs[:1], tmp_path, prune=True)
+    left = sorted(path.name for path in (tmp_path / runs[0].name).iterdir())
+    assert left == ["config.yaml", "log.jsonl", "run.json"]
+    assert list(execute(runs[:1], tmp_path)) == [record]
+    assert steps.count == 20
+
+
+def test_a_run_is_over_once_it_is_measured(tmp_path, runs, monkeypatch):
+    asked = []
+
+    def look(folder):
+        asked.append(folder)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        assert (folder / "final.safetensors").exists()
+        return {"found": 1}
+
+    monkeypatch.setitem(MEASUREMENTS, "look", look)
+    run = replace(runs[0], measure="look")
+    with pytest.raises(KeyboardInterrupt):
+        list(execute([run], tmp_path, prune=True))
+    list(execute([run], tmp_path, prune=True))
+    list(execute([run], tmp_path, prune=True))
+    assert len(asked) == 2
+    assert (tmp_path / run.name / "look.json").read_text() == '{\n  "found": 1\n}\n'
+
+
+def test_plans_that_grow_are_carried_out_to_the_end(tmp_path, runs):
+    class Growing:
+        """The second run is planned once the first is there."""
+
+        def plan(self, options, root=None):
+            known = root is not None and (root / runs[0].name / "run.json").exists()
+            return runs[:2] if known else runs[:1]
+
+    names = [o.planned.name for o in reproduce(Growing(), tmp_path, Options())]
+    assert names == ["some/seed0", "some/seed1"]
+    assert [o.new for o in reproduce(Growing(), tmp_path, Options(), only=["*/seed1"])] == [False]
+
+
+def test_patterns():
+    assert matches("table1/cifar10/shared/auto/seed0", ["*/shared/*"])
+    assert not matches("table1/cifar10/shared/auto/seed0", ["table1/*/seed1", "x"])
+    assert matches("anything", [])
+
+
+def test_planned_is_a_value(config):
+    assert Planned("a", config) == Planned(name="a", config=config)
+    with pytest.raises(AttributeError):
+        Planned("a", config).name = "b"

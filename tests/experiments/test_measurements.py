@@ -1,0 +1,81 @@
+"""What is measured on final weights: against the training record and plain torch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nanode.data import load
+from nanode.experiments.measurements import TOLERANCE, measure, measured
+from nanode.models import create
+from nanode.training import load_model, train
+from nanode.training.calibration import calibrate
+from nanode.training.costs import flows
+from nanode.training.setup import prepare
+
+
+@pytest.fixture
+def config(config):
+    return replace(config, model="t-nanode-2", options={"steps": 3}, epochs=1, average=None)
+
+
+def normalised(images):
+    mean, std = (torch.tensor(per)[:, None, None] for per in (images.mean, images.std))
+    return (images.images / 255 - mean) / std
+
+
+def test_fit(config, tmp_path):
+    train(config, tmp_path)
+    measure("fit", tmp_path)
+    model, _ = load_model(tmp_path)
+    images = load("digits").hold_out().train
+    with torch.no_grad():
+        logits = model(normalised(images))
+    found = measured("fit", tmp_path)
+    right = (logits.argmax(1) == images.labels).double().mean().item()
+    assert found["train_accuracy"] == pytest.approx(right, abs=1.5 / len(images))
+    loss = torch.nn.functional.cross_entropy(logits, images.labels).item()
+    assert found["train_loss"] == pytest.approx(loss, rel=1e-4)  # batches round otherwise
+
+
+def test_steps(config, tmp_path):
+    record = train(config, tmp_path)
+    measure("steps", tmp_path)
+    found = measured("steps", tmp_path)
+    assert [grid["steps"] for grid in found["grids"]] == [3, 2, 1]
+    # On the trained grid both are what the run itself found: by the statistics it found anew over
+    # the same batches, and by those that it stored.
+    trained = record.metrics.validation_accuracy
+    assert found["grids"][0]["validation_accuracy"] == trained
+    assert found["grids"][0]["interpolated_accuracy"] == trained
+    for grid in found["grids"][1:]:
+        assert grid["validation_accuracy"] == by_hand(config, tmp_path, grid["steps"])
+    kept = [g["validation_accuracy"] >= trained - TOLERANCE for g in found["grids"]]
+    fewest = 3 - (kept.index(False) if False in kept else 3) + 1
+    assert found["fewest_steps"] == fewest
+    if fewest == 3:
+        assert found["fewest_test_accuracy"] == record.metrics.test_accuracy
+
+
+def by_hand(config, folder, steps):
+    """The trained weights in a model made for so many steps, its statistics found anew."""
+    trained, _ = load_model(folder)
+    model = create(config.model, preset=config.preset, channels=1, steps=steps)
+    own = model.state_dict()
+    fitting = {k: v for k, v in trained.state_dict().items() if v.shape == own[k].shape}
+    assert set(dict(model.named_parameters())) <= set(fitting)
+    model.load_state_dict(fitting, strict=False)
+    setup = prepare(config)
+    calibrate(model, model, setup.samples(config.calibration))
+    held = setup.data.validation
+    with torch.no_grad():
+        logits = model.eval()(normalised(held))
+    assert [block.steps for block in flows(model).values()] == [steps]
+    return (logits.argmax(1) == held.labels).sum().item() / len(held)
+
+
+def test_a_broken_measurement_names_its_file(tmp_path):
+    assert measured("steps", tmp_path) is None
+    (tmp_path / "steps.json").write_text("{")
+    with pytest.raises(ValueError, match=r"steps\.json.*delete it"):
+        measured("steps", tmp_path)

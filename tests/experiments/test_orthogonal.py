@@ -1,0 +1,84 @@
+"""figure-orthogonal: what is planned, when a run counts as collapsed, and the report."""
+
+from dataclasses import replace
+
+import pytest
+
+from nanode.experiments import EXPERIMENTS, Options, reproduce
+from nanode.experiments.orthogonal import collapsed
+from nanode.models import create
+from nanode.training import Epoch
+
+FIGURE = EXPERIMENTS["figure-orthogonal"]
+
+
+def test_the_plan():
+    plan = FIGURE.plan(Options(seeds=2))
+    assert len(plan) == 2 * 2 * 4
+    assert {run.config.data for run in plan} == {"cifar10"}
+    assert {run.config.options["steps"] for run in plan} == {10}
+    assert {run.config.seed for run in plan} == {0, 1}
+    rates = {run.config.optimizer.lr for run in FIGURE.plan(Options(budget="full"))}
+    assert rates == {0.1, 0.4, 1.0, 4.0}
+    # What Table 1 has already is not run again.
+    ours = {run.name: run.config for run in EXPERIMENTS["table1"].plan(Options())}
+    (both,) = (run for run in plan if run.name in ours)
+    assert both.config == ours[both.name]
+    names = {run.config.model for run in plan}
+    assert names == {
+        f"chebyshev-5{a}{b}" for a in ("", "-independent") for b in ("", "-orthogonal")
+    }
+
+
+def test_the_orthogonal_rows_have_as_many_weights():
+    """As the paper has it, one vector a column: the same numbers move."""
+    counts = [
+        sum(p.numel() for p in create(name, preset="tiny").parameters())
+        for name in ("chebyshev-5", "chebyshev-5-orthogonal")
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "status", "expected"),
+    [
+        ([0.3, 0.5, 0.7], "finished", False),
+        ([0.3, 0.7, 0.36], "finished", False),
+        ([0.3, 0.7, 0.34], "finished", True),  # below half
+        ([0.1, 0.11, 0.12], "finished", True),  # guessing
+        ([0.3, 0.5], "failed", True),
+    ],
+)
+def test_collapse(write, config, runs, accuracies, status, expected):
+    curves = tuple(
+        Epoch(epoch=n, step=n, train_loss=1.0, validation_accuracy=accuracy)
+        for n, accuracy in enumerate(accuracies, 1)
+    )
+    assert collapsed(replace(write(runs[0], status=status), curves=curves)) is expected
+
+
+def test_from_start_to_report(tmp_path):
+    options = Options(budget="tiny", seeds=1)
+    only = ["*lr1/chebyshev-5/*", "*lr1/*-orthogonal/*"]
+    found = list(reproduce(FIGURE, tmp_path, options, only=only, overrides={"progress": False}))
+    assert len(found) == 3
+    figure, page = FIGURE.report(tmp_path, tmp_path / "out", options)
+    assert figure.stat().st_size > 0
+    text = page.read_text()
+    for outcome in found:
+        record = outcome.record
+        assert record.status == "finished"
+        assert f"{100 * record.metrics.test_accuracy:.2f}" in text
+    assert (
+        f"| 1 | held, batch norm only | {100 * found[0].record.metrics.test_accuracy:.2f}" in text
+    )
+    assert "| 0.1 | held, batch norm only | – | – |" in text
+    assert "each coefficient drawn by itself" in text
+
+
+def test_failed_runs_are_reported(tmp_path, write):
+    run = FIGURE.plan(Options())[1]
+    assert run.config.model == "chebyshev-5-orthogonal"
+    write(run, status="failed")
+    _, page = FIGURE.report(tmp_path, tmp_path / "out", Options())
+    assert "| 0.1 | held, orthogonal | failed (seed 0) | 1 of 1 |" in page.read_text()

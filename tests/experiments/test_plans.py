@@ -1,0 +1,144 @@
+"""Every experiment: its plan in all budgets, and its tiny variant from start to report."""
+
+import json
+
+import pytest
+
+from nanode.experiments import EXPERIMENTS, Options, reproduce
+from nanode.experiments.memory import EVALUATIONS, FILE, METHODS
+from nanode.experiments.orders import TEST_ORDERS, TRAIN_ORDERS
+from nanode.models import create
+from nanode.training import RunRecord
+
+
+@pytest.mark.parametrize("budget", ["short", "full", "tiny"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_plans_are_sound(name, budget):
+    plan = EXPERIMENTS[name].plan(Options(budget=budget))
+    assert len({run.name for run in plan}) == len(plan)
+    for run in plan:
+        assert run.config.data == ("digits" if budget == "tiny" else run.config.data)
+        assert f"/{run.config.data}/" in run.name
+        assert run.name.split("/")[0] in (name, "table1")
+    if budget == "tiny":
+        assert {run.config.epochs for run in plan} <= {1}
+        assert {run.config.device for run in plan} <= {"cpu"}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_planned_model_can_be_made(name):
+    plan = EXPERIMENTS[name].plan(Options(budget="full"))
+    for model, options in {(r.config.model, json.dumps(r.config.options)) for r in plan}:
+        create(model, preset="tiny", **json.loads(options))
+
+
+def test_the_figures_show_what_they_should():
+    train, test = (
+        EXPERIMENTS[f"figure-order-{kind}"].plan(Options()) for kind in ("train", "test")
+    )
+    assert TRAIN_ORDERS == (1, 2, 4, 8, 16, 30)
+    assert {run.config.options["steps"] for run in train} == {100}
+    assert not any(run.config.test for run in train)
+    assert not any(run.config.augment.crop or run.config.augment.flip for run in train)
+    assert TEST_ORDERS == (4, 5, 6, 7, 8, 9, 10)
+    assert len(test) == 2 * 7 + 2
+    # Order 10 and the residual networks are Table 1's.
+    ours = {run.name: run.config for run in EXPERIMENTS["table1"].plan(Options())}
+    shared = [run for run in test if run.name in ours]
+    assert len(shared) == 4
+    assert all(ours[run.name] == run.config for run in shared)
+
+
+def test_staged_rows_have_the_sizes_that_they_are_compared_by(tmp_path, write):
+    staged, options = EXPERIMENTS["staged"], Options(data=("cifar10",))
+    candidates = staged.plan(options, tmp_path)
+    assert not any(run.config.test for run in candidates)
+    for run in candidates:
+        write(
+            run, validation=0.9 - abs(run.config.optimizer.lr - 0.4), test=run.config.optimizer.lr
+        )
+    final = staged.plan(options, tmp_path)[len(candidates) :]
+    assert {run.config.optimizer.lr for run in final} == {0.4}
+    count = {}
+    for run in final:
+        model = create(run.config.model, preset="staged", **run.config.options)
+        count[run.name.split("/")[2]] = sum(p.numel() for p in model.parameters())
+    assert count["b-nanode-3-k6"] == count["t-nanode-1-k6"] == count["uncon-resnet-k3"] < 5_000_000
+    assert count["uncon-resnet-k6"] > count["b-nanode-3-k6"]
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "pages"),
+    [
+        ("table1", ["*/t-nanode-10/*"], {"table1.md"}),
+        ("staged", [], {"staged.md"}),
+        (
+            "figure-order-train",
+            ["*-1/*", "*/con-resnet/*"],
+            {"figure-order-train.md", "figure-order-train.png"},
+        ),
+        (
+            "figure-order-test",
+            ["*-4/*"],
+            {"figure-order-test.md", "figure-order-test.png"},
+        ),
+        ("tradeoff", ["*/order10-penalty0/*", "*/order1-*"], {"tradeoff.md", "tradeoff.png"}),
+    ],
+)
+def test_from_start_to_report(tmp_path, name, only, pages):
+    experiment, options = EXPERIMENTS[name], Options(budget="tiny", seeds=1)
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    found = list(
+        reproduce(experiment, runs, options, only=only, prune=True, overrides={"progress": False})
+    )
+    assert found
+    assert {outcome.record.status for outcome in found} == {"finished"}
+    paths = experiment.report(runs, out, options)
+    assert {path.name for path in paths} == pages == {path.name for path in out.iterdir()}
+    text = (out / f"{name}.md").read_text()
+    for outcome in found:
+        metrics = outcome.record.metrics
+        if metrics.test_accuracy is not None:
+            assert f"{100 * metrics.test_accuracy:.2f}" in text
+    if name == "table1":
+        # The row went through both phases: four rates, a scale, and the chosen one.
+        names = {outcome.planned.name.split("/")[2] for outcome in found}
+        assert {"shared", "select", "long"} <= names
+        assert "choice still open" not in text
+    # Nothing is needed but what was kept.
+    assert not list(runs.rglob("*.safetensors"))
+    assert all(RunRecord.load(path).status == "finished" for path in runs.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    "name", ["table1", "staged", "figure-order-train", "figure-order-test", "tradeoff"]
+)
+def test_reports_of_nothing(tmp_path, name):
+    paths = EXPERIMENTS[name].report(tmp_path, tmp_path / "out", Options())
+    assert all(path.stat().st_size > 0 for path in paths)
+
+
+def test_memory(tmp_path, monkeypatch):
+    some = (METHODS[0], ("t-nanode-10", "coupled-euler", "reversal"))
+    assert some[1] in METHODS
+    monkeypatch.setattr("nanode.experiments.memory.METHODS", some)
+    experiment, options = EXPERIMENTS["memory"], Options(budget="tiny")
+    (page,) = experiment.report(tmp_path, tmp_path / "out", options)
+    rows = json.loads((tmp_path / FILE).read_text())["rows"]
+    held = {
+        (row["model"], row["solver"], row["evaluations"], row["gradient"]): row["held"]
+        for row in rows
+    }
+    assert len(held) == 2 * len(EVALUATIONS)
+    # A state of 4 × 16 × 8 × 8 numbers: coupled Euler keeps two, one of them its output.
+    assert held["t-nanode-10", "coupled-euler", 10, "reversal"] == 4 * 16 * 8 * 8 * 4
+    assert held["t-nanode-10", "coupled-euler", 100, "reversal"] == 4 * 16 * 8 * 8 * 4
+    ratio = 4 * 16 * 8 * 8 * 4 / held["uncon-resnet", "euler", 10, "backprop"]
+    assert f"held ({ratio:.3f}); the same bytes at K = 100: held (+0 bytes)" in page.read_text()
+    # Measured once: what is there is taken.
+    changed = json.loads((tmp_path / FILE).read_text())
+    for row in changed["rows"]:
+        row["held"] *= row["evaluations"]
+    (tmp_path / FILE).write_text(json.dumps(changed))
+    experiment.report(tmp_path, tmp_path / "out", options)
+    assert "the same bytes at K = 100: **did not hold**" in page.read_text()

@@ -1,0 +1,153 @@
+"""The plan of Table 1: its rows, its choices and what they decide."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from nanode.experiments import EXPERIMENTS, Options
+from nanode.experiments.selection import Candidate
+from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, candidates, choice
+
+TABLE1 = EXPERIMENTS["table1"]
+
+
+def test_the_shared_column():
+    runs = [run for run in TABLE1.plan(Options()) if "/shared/" in run.name]
+    assert len({run.name for run in runs}) == len(runs)
+    seeds = Counter((run.config.data, run.config.model) for run in runs)
+    for data in ("cifar10", "cifar100"):
+        assert {model: seeds[data, model] for model in PAPER} == dict.fromkeys(PAPER, 3)
+        assert {seeds[data, model] for model in (*OTHERS, DEEP)} == {1}
+    # One recipe: all that differs is what a row is, and what its depth needs.
+    same = [
+        replace(run.config, model="m", data="d", seed=0, options={}, compile=True, profile=False)
+        for run in runs
+    ]
+    assert all(config == same[0] for config in same)
+    steps = {run.config.model: run.config.options["steps"] for run in runs}
+    assert steps.pop(DEEP) == 100
+    assert set(steps.values()) == {10}
+    assert all(run.config.test for run in runs)
+    assert all(run.config.epochs >= 16 for run in runs)
+    assert all(run.config.validation is None for run in runs)  # a tenth: 5,000 images
+
+
+def test_rows_come_seed_by_seed():
+    names = [run.name for run in TABLE1.plan(Options(data=("cifar10",), seeds=2))]
+    assert names[: 2 * len(PAPER)] == [
+        f"table1/cifar10/shared/{model}/seed{seed}" for seed in (0, 1) for model in PAPER
+    ]
+
+
+def test_full_plans_all_that_short_does():
+    short, full = (
+        {run.name: run.config for run in TABLE1.plan(Options(budget=budget))}
+        for budget in ("short", "full")
+    )
+    assert all(full[name] == config for name, config in short.items())
+    assert len(full) > len(short)
+
+
+# ---- choices
+
+
+@pytest.fixture
+def options():
+    return Options(budget="full", seeds=2)
+
+
+def decide(options, root, write, model, accuracies, other=0.0):
+    """Write all candidates of a row: validation accuracies by rate, and one of another scale.
+
+    Test accuracies would choose the opposite.
+    """
+    for run, candidate in candidates(model, options, root):
+        write(run, validation=accuracies[candidate.lr], test=1 - accuracies[candidate.lr])
+    found = candidates(model, options, root)
+    assert len(found) == len(RATES) + 1
+    write(found[-1][0], validation=other, test=1 - other)
+
+
+def test_candidates_never_see_test_images(options):
+    found = [run for run in TABLE1.plan(options) if "/select/" in run.name]
+    assert found
+    assert not any(run.config.test for run in found)
+    assert {run.config.data for run in found} == {"cifar10"}
+    # The shared run is a candidate, too: it isn't trained twice.
+    assert [c.lr for _, c in candidates("auto", options, None)] == list(RATES)
+    names = [run.name for run, _ in candidates("auto", options, None)]
+    assert names[RATES.index(0.1)] == "table1/cifar10/shared/auto/seed0"
+
+
+def test_validation_chooses(options, tmp_path, write):
+    accuracies = {0.04: 0.3, 0.1: 0.5, 0.4: 0.8, 1.0: 0.7}
+    assert max(accuracies, key=lambda lr: 1 - accuracies[lr]) == 0.04  # what test would choose
+    decide(options, tmp_path, write, "auto", accuracies)
+    assert choice("auto", options, tmp_path) == Candidate(lr=0.4)
+    own = [run for run in TABLE1.plan(options, tmp_path) if "/own/auto/" in run.name]
+    assert [run.name for run in own] == [
+        f"table1/{data}/own/auto/seed{seed}" for seed in (0, 1) for data in options.sets
+    ]
+    assert {(run.config.optimizer.lr, run.config.test) for run in own} == {(0.4, True)}
+    assert all("scale" not in run.config.options for run in own)
+
+
+def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
+    accuracies = {0.04: 0.3, 0.1: 0.5, 0.4: 0.6, 1.0: 0.7}
+    decide(options, tmp_path, write, "t-nanode-10", accuracies, other=0.75)
+    assert choice("t-nanode-10", options, tmp_path) == Candidate(lr=1.0, scale=3.0)
+    plan = TABLE1.plan(options, tmp_path)
+    own = [run for run in plan if "/own/t-nanode-10/" in run.name]
+    long = [run for run in plan if "/long/t-nanode-10/" in run.name]
+    assert len(long) == 2
+    for run in (*own, *long):
+        assert (run.config.optimizer.lr, run.config.options["scale"]) == (1.0, 3.0)
+    assert {run.config.epochs for run in long} == {45}
+    assert {run.config.validation for run in long} == {0}  # nothing is left to choose
+
+
+def test_the_shared_recipe_is_not_repeated_where_it_is_best(options, tmp_path, write):
+    decide(options, tmp_path, write, "auto", {0.04: 0.3, 0.1: 0.9, 0.4: 0.6, 1.0: 0.7})
+    assert choice("auto", options, tmp_path) == Candidate(lr=0.1)
+    assert not [run for run in TABLE1.plan(options, tmp_path) if "/own/auto/" in run.name]
+
+
+def test_nothing_is_chosen_while_candidates_are_missing(options, tmp_path, write):
+    found = candidates("auto", options, tmp_path)
+    for run, _ in found[:-1]:
+        write(run)
+    assert choice("auto", options, tmp_path) is None
+    assert not [run for run in TABLE1.plan(options, tmp_path) if "/own/" in run.name]
+    write(found[-1][0])
+    assert choice("auto", options, tmp_path) is None  # another scale is still to be tried
+    assert len(candidates("auto", options, tmp_path)) == len(RATES) + 1
+
+
+def test_candidates_that_fail_are_out(options, tmp_path, write):
+    for run, candidate in candidates("auto", options, tmp_path):
+        status = "failed" if candidate.lr == 1 else "finished"
+        write(run, validation=0.5 + candidate.lr / 10, status=status)
+    assert candidates("auto", options, tmp_path)[-1][1] == Candidate(lr=0.4, scale=3.0)
+    for run, _ in candidates("t-nanode-10", options, tmp_path):
+        write(run, status="failed")
+    assert choice("t-nanode-10", options, tmp_path) is None
+
+
+def test_names_of_candidates():
+    assert [str(Candidate(lr=lr)) for lr in RATES] == ["lr0.04", "lr0.1", "lr0.4", "lr1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": ("cifar",)}, "Did you mean 'cifar10'"),
+        ({"data": "cifar10"}, "data must be one or more names"),
+        ({"data": ()}, "data must be one or more names"),
+        ({"seeds": 0}, "seeds must be a whole number of at least 1"),
+        ({"budget": "long"}, "budget must be one of short, full, tiny"),
+    ],
+)
+def test_wrong_options(given, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**given)

@@ -1,0 +1,32 @@
+from nanode.reports import Cell, find_record
+
+
+def test_a_cell(make):
+    records = (make(accuracy=0.83), make(accuracy=0.87, seed=2), make(accuracy=0.85, seed=1))
+    cell = Cell(records)
+    assert str(cell) == "85.00 ± 2.00 (seeds 0, 1, 2)"
+    assert str(Cell(records[:1])) == "83.00 (seed 0)"
+    assert str(Cell()) == "–"
+    assert str(Cell(note="choice still open")) == "choice still open"
+
+
+def test_failed_runs_show_and_do_not_count(make):
+    cell = Cell((make(accuracy=0.83), make(seed=1, status="failed")))
+    assert cell.accuracy.mean == 83.0
+    assert str(cell) == "83.00 (seed 0); failed (seed 1)"
+    assert str(Cell((make(status="failed"),))) == "failed (seed 0)"
+
+
+def test_untested_runs_have_no_number(make):
+    assert Cell((make(accuracy=None),)).accuracy is None
+
+
+def test_reading(tmp_path, make):
+    for seed, status in enumerate(("finished", "running", "failed")):
+        folder = tmp_path / f"row/seed{seed}"
+        folder.mkdir(parents=True)
+        make(seed=seed, status=status, accuracy=0.75).save(folder / "run.json")
+    assert find_record(tmp_path, "row/seed1") is None
+    assert find_record(tmp_path, "row/seed9") is None
+    cell = Cell.read(tmp_path, [f"row/seed{n}" for n in range(4)])
+    assert str(cell) == "75.00 (seed 0); failed (seed 2)"

@@ -1,0 +1,69 @@
+import pytest
+
+from nanode.reports.settings import initialisation, norm_affines, settings, settings_table
+
+
+def test_what_a_row_says(make):
+    found = settings([make(seed=0, speed=15_000.0, share=0.815), make(seed=1, speed=17_000.0)])
+    assert found["solver"] == "Euler()"
+    assert found["gradient"] == "Backprop()"
+    assert found["steps"] == "10"
+    assert found["scale"] == "1"
+    assert found["parameters"] == "1,490,000"
+    assert found["activations of the flow, GB"] == "7.3"
+    assert found["parameters of the flow, GB"] == "0.0058"  # 69,632 · 21 · 4 bytes
+    assert found["images/s"] == "16,000"  # the mean
+    assert found["flow's share of a step"] == "82% / –"
+    assert found["commit"] == "012345678"
+    assert found["hardware"] == "Some GPU"
+
+
+def test_runs_that_differ_show_all_values(make):
+    found = settings([make(lr=0.1), make(lr=0.4, commit=None), make(lr=0.4, modified=True)])
+    assert found["learning rate"] == "0.1 / 0.4"
+    assert found["commit"] == "012345678 / unknown / 012345678+"
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "options", "start", "affines"),
+    [
+        ("auto", "Autonomous()", {}, "one draw", "constant"),
+        ("con-resnet", "Autonomous()", {}, "one draw", "constant"),
+        ("uncon-resnet", "TimeVarying()", {}, "each layer drawn by itself", "move"),
+        ("b-nanode-10", "TimeVarying()", {}, "one draw, constant in t", "move"),
+        (
+            "b-nanode-10",
+            "TimeVarying()",
+            {"moving_norms": False},
+            "one draw, constant in t",
+            "constant",
+        ),
+        (
+            "chebyshev-5-independent",
+            "TimeVarying()",
+            {},
+            "each coefficient drawn by itself",
+            "move",
+        ),
+        ("gated-2", "Gated()", {}, "each field drawn by itself", "constant"),
+    ],
+)
+def test_starts_and_affines(make, model, field, options, start, affines):
+    record = make(model=model, field=field, options=options)
+    assert initialisation(record) == start
+    assert norm_affines(record) == affines
+
+
+@pytest.mark.parametrize(
+    ("held", "words"), [(0, "all"), (None, "all but a tenth"), (500, "all but 500")]
+)
+def test_training_images(make, held, words):
+    assert settings([make(validation=held)])["training images"] == words
+
+
+def test_what_all_rows_share_is_said_once(make):
+    rows = {("a",): [make(lr=0.1)], ("b",): [make(lr=0.4)], ("none",): []}
+    text = settings_table(rows.items(), ["model"])
+    assert "All of these: steps 10; solver Euler();" in text
+    assert text.endswith("| model | learning rate |\n|---|--:|\n| a | 0.1 |\n| b | 0.4 |")
+    assert settings_table([], ["model"]) == ""

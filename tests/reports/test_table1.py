@@ -1,0 +1,117 @@
+"""The page of Table 1, from records written by hand."""
+
+import pytest
+
+from nanode.experiments import EXPERIMENTS, Options
+from nanode.experiments.table1 import candidates
+
+
+@pytest.fixture
+def write(tmp_path, make):
+    def write(name, **values):
+        folder = tmp_path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        make(**values).save(folder / "run.json")
+
+    return write
+
+
+@pytest.fixture
+def page(tmp_path):
+    def page(**options):
+        options = Options(**{"budget": "full", "data": ("cifar10",)} | options)
+        (path,) = EXPERIMENTS["table1"].report(tmp_path, tmp_path / "out", options)
+        return path.read_text()
+
+    return page
+
+
+def rows(text, heading):
+    """The cells of the first table under a heading, by first cell."""
+    part = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_means_beside_the_papers(write, page):
+    for seed, accuracy in enumerate((0.83, 0.85, 0.87)):
+        write(f"table1/cifar10/shared/auto/seed{seed}", model="auto", seed=seed, accuracy=accuracy)
+    write("table1/cifar10/shared/hyper/seed0", model="hyper", accuracy=0.9123)
+    write("table1/cifar10/shared/t-nanode-10/seed0", accuracy=0.3, status="failed")
+    found = rows(page(), "CIFAR-10")
+    assert found["model"] == ["paper", "shared recipe", "own best", "longer run"]
+    assert found["auto"] == ["82.98", "85.00 ± 2.00 (seeds 0, 1, 2)", "–", "–"]
+    assert found["hyper"][:2] == ["–", "91.23 (seed 0)"]
+    assert found["t-nanode-10"][:2] == ["90.10", "failed (seed 0)"]
+    assert found["b-nanode-100"] == ["93.22", "–", "–", "–"]
+
+
+def test_claims(write, page):
+    for model, accuracy in (("auto", 0.80), ("t-nanode-10", 0.82), ("b-nanode-10", 0.83)):
+        write(f"table1/cifar10/shared/{model}/seed0", model=model, accuracy=accuracy)
+    found = rows(page(), "Which of the paper's claims held")
+    assert found["T-NANODE-10 outperforms Auto"] == [
+        "+7.12",
+        "held (+2.00)",
+        "not measured",
+        "not measured",
+    ]
+    assert found["T-NANODE-10 outperforms B-NANODE-10"][:2] == ["+5.72", "**did not hold** (-1.00)"]
+    assert found["appended time helps: AppNODE outperforms Auto"][1] == "not measured"
+    assert found["gated fields bring nothing over Auto"][0] == "no figure"
+
+
+def test_choices_still_open_and_made(write, page, tmp_path):
+    options = Options(budget="full", data=("cifar10",))
+    accuracy = {0.04: 0.3, 0.1: 0.5, 0.4: 0.6, 1.0: 0.4}
+    found = candidates("auto", options, tmp_path)
+    for run, candidate in found[:2]:
+        write(run.name, model="auto", lr=candidate.lr)
+    assert rows(page(), "CIFAR-10")["auto"][2] == "choice still open"
+    shown = rows(page(), "How learning rates and scales were chosen")["auto"]
+    assert shown[0].endswith("lr0.4: missing, lr1: missing")
+    assert shown[1] == "candidates are missing"
+    for run, candidate in found:
+        place = tmp_path / run.name
+        place.mkdir(parents=True, exist_ok=True)
+        save(run, accuracy[candidate.lr], place)
+    (other, _) = candidates("auto", options, tmp_path)[-1]
+    (tmp_path / other.name).mkdir(parents=True)
+    save(other, 0.55, tmp_path / other.name)
+    write("table1/cifar10/own/auto/seed0", model="auto", lr=0.4, accuracy=0.88)
+    assert rows(page(), "CIFAR-10")["auto"][2] == "88.00 (seed 0)"
+    shown = rows(page(), "How learning rates and scales were chosen")["auto"]
+    assert shown == [
+        "lr0.04: 30.00, lr0.1: 50.00, **lr0.4: 60.00**, lr1: 40.00, lr0.4-scale3: 55.00",
+        "lr0.4",
+    ]
+
+
+def save(run, validation, folder):
+    from nanode.training import Metrics, RunRecord
+
+    RunRecord(
+        config=run.config,
+        seed=run.config.seed,
+        started="2026-01-01T00:00:00+00:00",
+        status="finished",
+        # The test accuracy would choose the other way.
+        metrics=Metrics(validation_accuracy=validation, test_accuracy=1 - validation),
+    ).save(folder / "run.json")
+
+
+def test_how_it_was_run(write, page):
+    write("table1/cifar10/shared/auto/seed0", model="auto", field="Autonomous()")
+    write(
+        "table1/cifar10/shared/con-resnet/seed0",
+        model="con-resnet",
+        field="Autonomous()",
+        scale=10.0,
+    )
+    text = page()
+    assert "solver Euler(); gradient Backprop()" in text
+    assert "hardware Some GPU; commit 012345678" in text
+    found = rows(text, "How it was run: shared recipe")
+    assert found["auto"] == ["CIFAR-10", "1"]
+    assert found["con-resnet"] == ["CIFAR-10", "10"]
