@@ -52,6 +52,7 @@ def measure_torch(
             torch.cuda.synchronize()
         return x
 
+    x = fresh()  # an input is the caller's: there before and after
     if cuda:
         _wake()
     reserved = _reserved(cuda)
@@ -70,7 +71,6 @@ def measure_torch(
         forward.append(middle - start)
         total.append(end - start)
 
-    x = fresh()
     row: dict[str, Any] = {"first_call_s": first, **summarise(forward, total)}
     if cuda:
         before = torch.cuda.memory_allocated()

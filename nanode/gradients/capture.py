@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -80,6 +81,17 @@ class Graphs:
             with torch.autocast("cuda", enabled=False):
                 return torch.autograd.grad(outputs, self.live, self.grads_out, allow_unused=True)
 
+        with _thorough():
+            self._capture(solve, pull)
+        with torch.no_grad():
+            for buffer, before in buffers:  # trials have moved statistics; only passes may
+                buffer.copy_(before)
+
+    def _capture(
+        self,
+        solve: Callable[[], list[Tensor]],
+        pull: Callable[[list[Tensor]], tuple[Tensor | None, ...]],
+    ) -> None:
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -97,9 +109,18 @@ class Graphs:
         with torch.cuda.graph(self.backward, pool=pool):
             self.grads_in = pull(outputs)
         self.outputs = [part.detach() for part in outputs]
-        with torch.no_grad():
-            for buffer, before in buffers:  # trials have moved statistics; only passes may
-                buffer.copy_(before)
+
+
+def _thorough() -> AbstractContextManager[None]:
+    """Let cuDNN try its algorithms: what is captured once is replayed many times."""
+    cudnn = torch.backends.cudnn
+    flags: AbstractContextManager[None] = cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=True,
+        deterministic=cudnn.deterministic,
+        allow_tf32=cudnn.allow_tf32,
+    )
+    return flags
 
 
 class _Replayed(torch.autograd.Function):
@@ -133,9 +154,12 @@ class _Replayed(torch.autograd.Function):
 
 def _cloned(graphs: Graphs) -> Sequence[Tensor | None]:
     """The gradients of all inputs, out of the graphs' memory."""
-    supply = iter(graphs.grads_in)
-    found = [next(supply) if tensor.requires_grad else None for tensor in graphs.inputs]
-    return [None if grad is None else grad.clone() for grad in found]
+    found = [grad for grad in graphs.grads_in if grad is not None]
+    copies = [torch.empty_like(grad) for grad in found]
+    torch._foreach_copy_(copies, found)  # one launch for all of one dtype
+    own = iter(copies)
+    supply = iter(None if grad is None else next(own) for grad in graphs.grads_in)
+    return [next(supply) if tensor.requires_grad else None for tensor in graphs.inputs]
 
 
 def _static(tensor: Tensor) -> Tensor:

@@ -186,13 +186,12 @@ class Bottlenecks:
 
     def skip(self, i: int) -> None:
         """Evaluation i gets no gradient."""
-        for part in self.rows:
-            part[i].zero_()
+        torch._foreach_zero_([part[i] for part in self.rows])
 
     def grads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the tables, in their order; those of constants are summed."""
         # A norm's sums are the gradients of its bias and weight, in this order.
-        affine = [self.rows[n][:, leaf] for n in range(3) for leaf in (1, 0)]
+        affine = [part for rows in self.rows[:3] for part in (rows[:, 1], rows[:, 0])]
         found = zip([*self.rows[3:], *affine], tensors, self.moving, strict=True)
         return [(g if m else g.sum(0)).reshape(t.shape).to(t.dtype) for g, t, m in found]
 

@@ -127,11 +127,12 @@ class _Run:
         sizes = [norm.mean.numel() for norm in seen[0]]
         mean = torch.cat([norm.mean for norms in seen for norm in norms]).view(len(seen), -1)
         rstd = torch.cat([norm.rstd for norms in seen for norm in norms]).view(len(seen), -1)
-        var = (rstd**-2 - self.norms[0].eps).clamp_min(0) * (pixels / max(pixels - 1, 1))
-        parts = zip(self.norms, mean.split(sizes, 1), var.split(sizes, 1), strict=True)
-        for norm, new_mean, new_var in parts:
-            norm.running_mean.lerp_(new_mean.to(norm.running_mean.dtype), norm.momentum)
-            norm.running_var.lerp_(new_var.to(norm.running_var.dtype), norm.momentum)
+        var = (rstd**-2).sub_(self.norms[0].eps).clamp_min_(0).mul_(pixels / max(pixels - 1, 1))
+        running = [r for norm in self.norms for r in (norm.running_mean, norm.running_var)]
+        pairs = zip(mean.split(sizes, 1), var.split(sizes, 1), strict=True)
+        new = [part for pair in pairs for part in pair]
+        found = [part.to(r.dtype) for part, r in zip(new, running, strict=True)]
+        torch._foreach_lerp_(running, found, self.norms[0].momentum)
 
 
 class _Fused(torch.autograd.Function):
