@@ -12,8 +12,14 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.gradients import compiled
 
 X = torch.randn(3, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def compile_all(monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH_COMPILING", 0)
 
 
 class Doubling(torch.autograd.Function):
@@ -110,3 +116,13 @@ def test_what_the_method_refuses_stays_refused():
     field = nanode.TimeVarying(nn.Linear(4, 4), nanode.Constant())
     with pytest.raises(ValueError, match="invertible"):
         nanode.ODEBlock(field, 2, nanode.Euler(), nanode.Reversal(), compile=True)
+
+
+def test_small_states_on_a_cpu_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH_COMPILING", X.numel() + 1)
+    block = nanode.ODEBlock(conv_field(), 3, compile=True)
+    assert torch.equal(block(X), nanode.ODEBlock(conv_field(), 3)(X))
+    assert not block.gradient._functions
+    monkeypatch.setattr(compiled, "WORTH_COMPILING", X.numel())
+    block(X)
+    assert block.gradient._functions
