@@ -207,7 +207,7 @@ def norms_in(module: nn.Module) -> list[BatchNorm]:
 def _interpolated(rows: Tensor, old: Sequence[float], new: Sequence[float]) -> Tensor:
     """Rows at old times, linearly interpolated to new ones; rows of one time are averaged first."""
     times, where = np.unique(np.asarray(old), return_inverse=True)
-    values = rows.double().cpu().numpy()
-    mean = np.stack([values[where == i].mean(0) for i in range(len(times))])
-    columns = [np.interp(np.asarray(new), times, column) for column in mean.T]
-    return torch.from_numpy(np.stack(columns, axis=1)).to(rows)
+    shares = np.stack([np.interp(np.asarray(new), times, unit) for unit in np.eye(len(times))], 1)
+    # One product with the rows, by torch: its function transforms can't follow numpy.
+    matrix = torch.from_numpy((shares / np.bincount(where))[:, where])
+    return (matrix.to(rows.device) @ rows.double()).to(rows.dtype)

@@ -1,0 +1,81 @@
+r"""How nearly dependent the functions of a basis are.
+
+On a grid of m times the values of d functions are a matrix Z of shape (m, d), a Vandermonde matrix
+where they are powers. Its condition number is by how much relative errors of a function can be
+magnified in its coefficients, and how elongated the loss becomes in them: gradient descent in
+coefficients feels the square of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanode.analysis.drawing import axes, plain
+from nanode.bases import Basis
+from nanode.bases.basis import checked_count
+from nanode.solvers import Euler, Uniform
+
+
+@dataclass(frozen=True, eq=False)
+class BasisCondition:
+    """``singular_values`` (d,) of a basis on a grid of ``points`` times, each function as it is."""
+
+    points: int
+    singular_values: Tensor
+
+    @property
+    def condition(self) -> float:
+        """The largest over the smallest; double precision can't tell numbers beyond 1e16 apart."""
+        return float(self.singular_values[0] / self.singular_values[-1])
+
+    @property
+    def rank(self) -> int:
+        """How many functions double precision can tell apart."""
+        largest = max(self.points, len(self.singular_values))
+        cutoff = torch.finfo(torch.float64).eps * largest * self.singular_values[0]
+        return int((self.singular_values > cutoff).sum())
+
+    def numbers(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        derived = {"condition": self.condition, "rank": self.rank}
+        found: dict[str, Any] = plain({**vars(self), **derived})
+        return found
+
+    def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
+        """The singular values relative to the largest."""
+        ax = axes(ax)
+        relative = (self.singular_values / self.singular_values[0]).clamp_min(1e-20)
+        label = label or f"condition {self.condition:.2g}, rank {self.rank}"
+        ax.semilogy(range(1, len(relative) + 1), relative, marker=".", label=label, **style)
+        ax.set_xlabel("number of the singular value")
+        ax.legend(fontsize=7)
+        return ax
+
+
+def basis_condition(basis: Basis, points: int = 1000) -> BasisCondition:
+    """Singular values and condition number of a basis at the starts of equal steps.
+
+    With many points it is that of the functions themselves, the root of that of their Gram matrix;
+    with as many as a block has steps, that of what the block sees.
+
+    >>> import nanode
+    >>> round(basis_condition(nanode.Bucketed(4), points=8).condition, 6)
+    1.0
+    >>> basis_condition(nanode.Trigonometric(order=10)).rank  # of 21, at the paper's frequency
+    17
+    """
+    steps = checked_count("points", points, least=basis.size, hint=", the number of functions")
+    stages = Uniform(steps).grid(*basis.interval).stages(Euler())
+    return BasisCondition(steps, torch.linalg.svdvals(basis.on(stages)))
+
+
+def compare_bases(bases: Mapping[str, Basis], points: int = 1000, ax: Any = None) -> Any:
+    """Singular values of several bases in one figure, each with its condition number."""
+    ax = axes(ax)
+    for name, basis in bases.items():
+        found = basis_condition(basis, points)
+        found.plot(ax, label=f"{name}: {found.condition:.2g}")
+    return ax

@@ -1,0 +1,60 @@
+"""What the figures and the numbers of all analyses have in common."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+
+def axes(ax: Any = None) -> Any:
+    """The axes to draw on; new ones for None."""
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise ImportError("figures need matplotlib: pip install nanode[plots]") from missing
+    return Figure(figsize=(5, 3.6), layout="constrained").add_subplot()
+
+
+def lines(
+    ax: Any,
+    times: Tensor,
+    values: Tensor,
+    label: str | None = None,
+    log: bool = True,
+    **style: Any,
+) -> Any:
+    """Values over time, one line a column; of many columns the first, the last and a band."""
+    ax = axes(ax)
+    t = times.cpu().numpy()
+    columns = values.detach().cpu().reshape(len(times), -1).numpy().T
+    if len(columns) > 12:
+        columns, between = columns[[0, -1]], columns
+        ax.fill_between(t, between.min(0), between.max(0), alpha=0.15, color=style.get("color"))
+    for n, column in enumerate(columns):
+        ax.plot(t, column, label=label if n == 0 else None, **style)
+    if log:
+        ax.set_yscale("log")
+    ax.set_xlabel("t")
+    if label is not None:
+        ax.legend(fontsize=7)
+    return ax
+
+
+def plain(value: Any) -> Any:
+    """Tensors as lists and what is no number as None, for JSON.
+
+    >>> import torch
+    >>> plain({"norm": torch.tensor([1.0, float("inf")])})
+    {'norm': [1.0, None]}
+    """
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

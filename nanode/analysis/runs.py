@@ -1,0 +1,89 @@
+"""The analysis of a trained run, from its folder."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanode.analysis.page import Analysis
+from nanode.analysis.survey import Effort, analyse
+from nanode.bases.basis import checked_count
+
+
+def analyse_run(
+    run_folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    samples: int = 2,
+    device: str | None = None,
+    effort: Effort | None = None,
+) -> Analysis:
+    """Analyse every flow of a finished run, with its final weights.
+
+    The samples are the first images that the run held out, or training images where it held out
+    none; of a video run the first frames of training clips. The gradient followed back in time is
+    that of the cross-entropy, or of the evidence lower bound. The page and its numbers go into
+    ``out``, by default the folder ``analysis`` of the run.
+    """
+    from nanode.training.video import is_video_run  # only here: training is built on all else
+
+    folder = Path(run_folder)
+    samples = checked_count("samples", samples, least=1)
+    target = folder / "analysis" if out is None else Path(out)
+    look = _video if is_video_run(folder) else _images
+    return look(folder, target, samples, device, effort)
+
+
+def _images(
+    folder: Path, out: Path, samples: int, device: str | None, effort: Effort | None
+) -> Analysis:
+    from nanode.training import load_model
+    from nanode.training.setup import evaluation_batches, load_data, make_fabric
+
+    model, config = load_model(folder)
+    place = make_fabric(config if device is None else replace(config, device=device)).device
+    data = load_data(config)
+    images = data.train if data.validation is None else data.validation
+    few = images.take(torch.arange(min(samples, len(images)))).to(place)
+    x, labels = evaluation_batches(replace(config, batch_size=len(few)), few).batch(0, 0)
+
+    def loss(logits: Any, n: int) -> Tensor:
+        return F.cross_entropy(logits, labels[n : n + 1])
+
+    return analyse(model.to(place), x, out, loss=loss, effort=effort)
+
+
+def _video(
+    folder: Path, out: Path, samples: int, device: str | None, effort: Effort | None
+) -> Analysis:
+    from nanode.training.setup import make_fabric
+    from nanode.training.video import load_video_model
+    from nanode.training.video.loss import loss_terms
+    from nanode.training.video.setup import load_clips
+
+    model, config = load_video_model(folder)
+    place = make_fabric(config if device is None else replace(config, device=device)).device
+    clips = load_clips(config, place).train
+    frames = clips.frames(torch.arange(min(samples, len(clips))), config.length)
+
+    def loss(prediction: Any, n: int) -> Tensor:
+        error, divergence = loss_terms(prediction, frames[n : n + 1])
+        return error + config.beta * divergence
+
+    whole = _OfClips(model.to(place), config.n_past)
+    return analyse(whole, frames, out, loss=loss, rows=1, effort=effort)
+
+
+class _OfClips(nn.Module):
+    """A video model as a module of clips alone, with the posterior's means for latents."""
+
+    def __init__(self, model: Any, n_past: int) -> None:
+        super().__init__()
+        self.model, self.n_past = model, n_past
+
+    def forward(self, frames: Tensor) -> Any:
+        noise = frames.new_zeros(len(frames), frames.shape[1] - 1, self.model.latents)
+        return self.model(frames, self.n_past, noise)

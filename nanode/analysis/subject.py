@@ -1,0 +1,110 @@
+"""What is analysed: a block and an input, seen as a map between vectors.
+
+Note *eval mode*. Everything here looks at a copy of the block in eval mode: batch norms use their
+stored statistics (interpolated in time between the evaluations they were recorded at), dropout is
+off, and the block and its buffers stay as they are. With the batch's own statistics samples would
+depend on each other, and there would be no Jacobian of one sample.
+"""
+
+import copy
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from nanode.block import ODEBlock
+from nanode.gradients.problem import checked_state
+from nanode.solvers.stepper import State
+from nanode.trajectories.trajectory import Named
+
+
+class Layout:
+    """Several tensors as one vector, and back."""
+
+    def __init__(self, parts: State) -> None:
+        self.shapes = [part.shape for part in parts]
+        self.dtypes = [part.dtype for part in parts]
+        self.sizes = [part.numel() for part in parts]
+        self.size = sum(self.sizes)
+
+    def vector(self, parts: State) -> Tensor:
+        """The parts one after another."""
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def parts(self, vector: Tensor) -> State:
+        """The vector cut up again."""
+        pieces = vector.split(self.sizes)
+        return tuple(
+            piece.reshape(shape).to(dtype)
+            for piece, shape, dtype in zip(pieces, self.shapes, self.dtypes, strict=True)
+        )
+
+
+class Subject:
+    """A block and an input to look at: a copy in eval mode, and its state as one vector."""
+
+    def __init__(self, block: ODEBlock, x: Any, conditioning: tuple[Any, ...]) -> None:
+        if not isinstance(block, ODEBlock):
+            raise ValueError(
+                f"expected an ODEBlock, got {type(block).__name__}; for a model with blocks in it "
+                "use nanode.analysis.analyse"
+            )
+        x, conditioning = tree_map(_detached, (x, conditioning))
+        self.block = copy.deepcopy(block).eval()
+        #: θ: the field's parameters that are trained, by name.
+        self.parameters: Named = {
+            name: p for name, p in self.block.field.named_parameters() if p.requires_grad
+        }
+        self.block.requires_grad_(False)
+        self.named = Layout(tuple(self.parameters.values()))
+        if block.augment:
+            x = block._augmented(x)
+        leaves, self.structure = tree_flatten(x)
+        self.state = checked_state(leaves, self.block.field)
+        if any(part.is_complex() for part in self.state):
+            raise ValueError(
+                "the analysis is for real states; write a complex one as its real and imaginary "
+                "parts"
+            )
+        self.conditioning = conditioning
+        self.layout = Layout(self.state)
+        self.x = self.layout.vector(self.state)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the state has."""
+        return self.layout.size
+
+    @property
+    def theta(self) -> Tensor:
+        """θ as one vector, of the state's dtype."""
+        if not self.parameters:
+            raise ValueError("the block's field has no parameters that require grad")
+        return self.named.vector(tuple(self.parameters.values())).to(self.x)
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """Where in θ each parameter lies."""
+        ends = [*accumulate(self.named.sizes, initial=0)]
+        return {
+            name: slice(*pair) for name, pair in zip(self.parameters, pairwise(ends), strict=True)
+        }
+
+    def names(self, theta: Tensor) -> Named:
+        """A vector θ by name."""
+        return dict(zip(self.parameters, self.named.parts(theta), strict=True))
+
+
+def check_small(what: str, size: int, limit: int, instead: str) -> None:
+    """Refuse an exact method whose matrices are too large."""
+    if size > limit:
+        raise ValueError(
+            f"{what} is {size:,}, too large for the exact method (limit={limit:,}); use the "
+            f"estimate {instead}, which forms no matrix, or raise limit="
+        )
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

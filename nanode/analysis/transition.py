@@ -1,0 +1,171 @@
+r"""The state-transition matrix: how a small change of x at one time shows at another.
+
+.. math:: \Phi(t, \tau) = \frac{\partial x(t)}{\partial x(\tau)}, \qquad
+          \dot\Phi = s\,\frac{\partial f}{\partial x}\,\Phi, \qquad \Phi(\tau, \tau) = I
+
+Gradients travel back by its transpose, :math:`\partial L/\partial x(\tau) = \Phi(t_1, \tau)^\top
+\partial L/\partial x(t_1)`: singular values above one make them explode, below one vanish. Where
+the Jacobian is skew-symmetric Φ is orthogonal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanode.analysis.drawing import lines, plain
+from nanode.analysis.linearised import Equation, Linearised, Of, marks
+from nanode.analysis.operator import largest_singular_values
+from nanode.analysis.subject import Subject, check_small
+from nanode.analysis.variational import solve_variational
+from nanode.block import ODEBlock
+
+
+@dataclass(frozen=True, eq=False)
+class SingularValues:
+    """Singular values along time, the largest first: ``times`` (m,), ``values`` (m, count)."""
+
+    what: str
+    times: Tensor
+    values: Tensor
+
+    def after_start(self) -> "SingularValues":
+        """Without the first time, where Φ is the identity and S is zero."""
+        return SingularValues(self.what, self.times[1:], self.values[1:])
+
+    def numbers(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        found: dict[str, Any] = plain({"times": self.times, "singular_values": self.values})
+        return found
+
+    def plot(self, ax: Any = None, **style: Any) -> Any:
+        """The values over time."""
+        return lines(ax, self.times, self.values, f"singular values of {self.what}", **style)
+
+
+@dataclass(frozen=True, eq=False)
+class Transition:
+    """Φ(t, τ) at ``times`` (m,): ``matrices`` (m, n, n), the first the identity."""
+
+    tau: float
+    times: Tensor
+    matrices: Tensor
+
+    @property
+    def singular_values(self) -> SingularValues:
+        """Those of each matrix."""
+        return SingularValues("Φ(t, τ)", self.times, torch.linalg.svdvals(self.matrices))
+
+    def numbers(self) -> dict[str, Any]:
+        """τ, the times and the singular values, for JSON."""
+        return {"tau": self.tau, **self.singular_values.numbers()}
+
+    def plot(self, ax: Any = None, **style: Any) -> Any:
+        """The singular values over time."""
+        return self.singular_values.plot(ax, **style)
+
+
+def state_transition(
+    block: ODEBlock,
+    x: Any,
+    *conditioning: Any,
+    tau: float | None = None,
+    at: Sequence[float] | None = None,
+    of: Of | None = None,
+    limit: int = 512,
+) -> Transition:
+    """Φ(t, τ) as a matrix, for states of up to ``limit`` numbers.
+
+    Args:
+        block: any block; it is looked at in eval mode, and left alone.
+        x: its input, all of which is the state: give one sample, ``x[:1]``, for that sample's Φ.
+        conditioning: the field's further inputs.
+        tau: where the change is made; by default the start of the interval.
+        at: where it is seen, after tau; by default the ends of the block's steps.
+        of: ``Equation()``, the differential equation (the default), or ``Steps()``, the steps that
+            the block takes.
+        limit: the largest state to form matrices for; larger ones have ``transition_values``.
+
+    >>> import nanode, torch
+    >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    >>> block = nanode.ODEBlock(lambda t, x: x @ turn.T, steps=4)
+    >>> state_transition(block, torch.randn(2)).matrices[-1].round(decimals=4)
+    tensor([[ 0.5403, -0.8415],
+            [ 0.8415,  0.5403]])
+    """
+    of = of or Equation()
+    subject = Subject(block, x, conditioning)
+    check_small(
+        "the size of the state", subject.size, limit, "nanode.analysis.transition_values(count=…)"
+    )
+    begin, wanted = wanted_times(block, tau, at)
+    if isinstance(of, Equation):
+        matrices = solve_variational(subject, of, [begin, *wanted])
+    else:
+        matrices = _of_steps(Linearised(subject, of), begin, wanted)
+    times = torch.tensor([begin, *wanted], dtype=torch.float64)
+    return Transition(begin, times, matrices)
+
+
+def transition_values(
+    block: ODEBlock,
+    x: Any,
+    *conditioning: Any,
+    count: int = 6,
+    tau: float | None = None,
+    at: Sequence[float] | None = None,
+    of: Of | None = None,
+    depth: int = 8,
+    seed: int = 0,
+) -> SingularValues:
+    """The largest singular values of Φ(t, τ), estimated without forming it.
+
+    The arguments are those of ``state_transition``, but for ``at``, by default the end alone.
+    ``depth`` and ``seed`` are those of the randomised method: it makes about (count + 4) · depth
+    products with Φ and as many with its transpose. Estimates are never too large but by rounding.
+
+    >>> import nanode, torch
+    >>> field = nanode.TimeVarying(torch.nn.Linear(600, 600), basis=nanode.Constant())
+    >>> block = nanode.ODEBlock(field, steps=2)
+    >>> transition_values(block, torch.randn(600), count=3, of=nanode.analysis.Steps()).values.shape
+    torch.Size([1, 3])
+    """
+    begin, wanted = wanted_times(block, tau, [block.interval[1]] if at is None else at)
+    solve = Linearised(Subject(block, x, conditioning), of or Equation(), [begin, *wanted])
+    first, *rest = solve.positions([begin, *wanted])
+    values = [
+        largest_singular_values(solve.transition(first, k), count, depth=depth, seed=seed)
+        for k in rest
+    ]
+    return SingularValues(
+        "Φ(t, τ)", torch.tensor(wanted, dtype=torch.float64), torch.stack(values).double()
+    )
+
+
+def _of_steps(solve: Linearised, begin: float, wanted: Sequence[float]) -> Tensor:
+    first, *rest = solve.positions([begin, *wanted])
+    eye = torch.eye(solve.size, dtype=solve.begin.dtype, device=solve.begin.device)
+    matrices = {k: matrix for k, matrix in solve.push(eye, first) if k in rest}
+    return torch.stack([eye, *(matrices[k] for k in rest)])
+
+
+def wanted_times(
+    block: ODEBlock, tau: float | None, at: Sequence[float] | None
+) -> tuple[float, list[float]]:
+    """Where the change is made, and where it is seen."""
+    ends = block.interval
+    sign = 1 if ends[0] < ends[1] else -1
+    begin = ends[0] if tau is None else float(tau)
+    wanted = [float(t) for t in (marks(block) if at is None else at)]
+    if at is None:
+        wanted = [t for t in wanted if sign * t > sign * begin]
+    ordered = all(sign * a < sign * b for a, b in zip([begin, *wanted], wanted, strict=False))
+    inside = all(min(ends) <= t <= max(ends) for t in [begin, *wanted])
+    if not wanted or not ordered or not inside:
+        raise ValueError(
+            f"Φ(t, τ) is asked for at t = {wanted} with τ = {begin}; times must follow τ and each "
+            f"other in the direction of the solve, inside {ends}"
+        )
+    return begin, wanted

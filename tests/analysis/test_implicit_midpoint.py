@@ -1,0 +1,56 @@
+import math
+
+import pytest
+import torch
+
+import nanode
+from nanode.analysis import ImplicitMidpoint, Steps, state_transition
+from tests.analysis.systems import largest, network, sample, torch64
+
+
+def test_a_step_of_a_linear_field_is_a_cayley_transform():
+    a = sample(5, 5) / 3
+    block = nanode.ODEBlock(lambda t, x: x @ a.T, 2, ImplicitMidpoint(iterations=40))
+    eye = torch.eye(5, **torch64)
+    cayley = torch.linalg.solve(eye - a / 4, eye + a / 4)
+    found = state_transition(block, sample(5), of=Steps()).matrices[-1]
+    assert largest(found - cayley @ cayley) < 1e-12
+
+
+def test_order():
+    errors = []
+    exact = nanode.odeint(network(), sample(4), steps=200, solver=nanode.RK4())
+    for steps in (10, 20):
+        found = nanode.odeint(network(), sample(4), steps=steps, solver=ImplicitMidpoint())
+        errors.append(largest(found - exact))
+    assert abs(math.log2(errors[0] / errors[1]) - ImplicitMidpoint.order) < 0.2
+
+
+def test_the_energy_of_a_pendulums_small_swing_is_kept():
+    """A quadratic invariant: x² + 4v² under x' = 4v, v' = −x, in steps far from small."""
+
+    def f(t, state):
+        x, v = state
+        return 4 * v, -x
+
+    x, v = nanode.odeint(
+        f,
+        (sample(1), sample(1, seed=2)),
+        steps=200,
+        interval=(0.0, 60.0),
+        solver=ImplicitMidpoint(60),
+    )
+    start = sample(1).square() + 4 * sample(1, seed=2).square()
+    assert float(x.square() + 4 * v.square()) == pytest.approx(float(start), rel=1e-10)
+
+
+def test_an_equation_that_does_not_settle_gives_no_number():
+    x = torch.ones(1, **torch64)
+    found = nanode.odeint(lambda t, x: -50 * x, x, steps=10, solver=ImplicitMidpoint())
+    assert bool(found.isnan().all())
+    with pytest.raises(ValueError, match="not finite after step 0"):
+        nanode.odeint(
+            lambda t, x: -50 * x, x, steps=10, solver=ImplicitMidpoint(), check_finite=True
+        )
+    with pytest.raises(ValueError, match="iterations must be an integer of at least 1"):
+        ImplicitMidpoint(0)

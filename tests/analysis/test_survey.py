@@ -1,0 +1,158 @@
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nanode
+from nanode.analysis import (
+    Effort,
+    Steps,
+    analyse,
+    basis_condition,
+    gradient_norms,
+    growth_rates,
+    jacobian_spectrum,
+    sensitivity,
+    state_transition,
+    trajectory_spectrum,
+    weight_norms,
+)
+from tests.analysis.systems import largest, network, sample
+
+
+class Model(nn.Module):
+    """Two flows with a layer between them, the second conditioned on the input."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nanode.ODEBlock(network(), steps=3)
+        self.between = nn.Linear(4, 2).double()
+        self.second = nanode.ODEBlock(lambda t, x, u: -x * u, steps=2, solver=nanode.Leapfrog())
+
+    def forward(self, x):
+        return self.second(self.between(self.first(x)), x[:, :2] ** 2)
+
+
+def test_every_number_is_that_of_its_own_analysis():
+    model, x = Model(), sample(2, 4)
+    found = analyse(model, x, effort=Effort(points=100, count=4)).flows["first"]
+    one = x[1:]
+    sample_found = found.samples[1]
+    of, block = Steps(), model.first
+    pairs = [
+        (
+            sample_found.transition.values,
+            state_transition(block, one, of=of).singular_values.values[1:],
+        ),
+        (
+            sample_found.sensitivity.values,
+            sensitivity(block, one, of=of).singular_values.values[1:],
+        ),
+        (
+            sample_found.jacobian.singular_values,
+            jacobian_spectrum(block, one, of=of).singular_values,
+        ),
+        (sample_found.gradients.norms, gradient_norms(block, one, of=of).norms),
+        (sample_found.growth.rates, growth_rates(block, one, of=of).rates),
+        (found.weights.norms["0.weight"], weight_norms(block).norms["0.weight"]),
+        (found.spectrum.orders["0.weight"], trajectory_spectrum(block).orders["0.weight"]),
+    ]
+    for ours, theirs in pairs:
+        assert ours.shape == theirs.shape
+        assert largest(ours - theirs) < 1e-13
+    (basis,) = found.bases.values()
+    assert basis.condition == basis_condition(nanode.Chebyshev(degree=2)).condition
+    assert (found.exact, found.of, found.size, len(found.samples)) == (True, "Steps()", 4, 2)
+
+
+def test_flows_that_carry_more_than_x_are_looked_at_as_equations():
+    found = analyse(Model(), sample(1, 4)).flows["second"]
+    assert found.of == "Equation(steps=2, solver=RK4())"
+    assert found.weights is found.spectrum is found.samples[0].sensitivity is None
+    # x' = −u x, so that Φ = e^(−u).
+    u = sample(1, 4)[0, :2] ** 2
+    values = found.samples[0].transition.values[-1]
+    assert values.tolist() == pytest.approx(
+        torch.exp(-u).sort(descending=True).values.tolist(), rel=1e-2
+    )
+
+
+def test_the_gradient_is_that_of_the_loss():
+    torch.manual_seed(0)
+    field = nanode.TimeVarying(nn.Linear(4, 4), nanode.Legendre(degree=1)).double()
+    block, head = nanode.ODEBlock(field, steps=3), nn.Linear(4, 3).double()
+    model, x = nn.Sequential(block, head), sample(2, 4)
+
+    def loss(logits, n):
+        return F.cross_entropy(logits, torch.tensor([n]))
+
+    samples = analyse(model, x, loss=loss).flows["0"].samples
+    for n, found in enumerate(samples):
+        end = block(x[n : n + 1]).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(head(end), n), end)
+        assert float(found.gradients.norms[-1]) == pytest.approx(float(gradient.norm()))
+    assert samples[0].gradients.norms[-1] != samples[1].gradients.norms[-1]
+
+
+def test_some_rows_of_what_a_model_makes_of_a_sample():
+    class Frames(nn.Module):
+        """Three states of one sample, and a conditioning for each."""
+
+        def __init__(self):
+            super().__init__()
+            self.flow = nanode.ODEBlock(lambda t, x, u: -u * x, steps=2)
+
+        def forward(self, x):
+            return self.flow(x.expand(3, -1), torch.arange(3).to(x)[:, None] + torch.rand(1))
+
+    before = torch.get_rng_state()
+    found = analyse(Frames(), sample(1, 4), loss=lambda y, n: y.sum(), rows=2).flows["flow"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.size == 2 * 4
+    assert float(found.samples[0].gradients.norms[-1]) == pytest.approx(8**0.5)
+
+
+def test_large_states_are_estimated():
+    torch.manual_seed(0)
+    block = nanode.ODEBlock(nanode.TimeVarying(nn.Conv2d(2, 2, 3, padding=1), nanode.Constant()), 2)
+    effort = Effort(state_limit=10, entry_limit=10, count=2)
+    x = torch.randn(1, 2, 6, 6)
+    exact, found = (analyse(block, x, effort=e).flows[""] for e in (None, effort))
+    assert exact.exact
+    assert not found.exact
+    assert not found.exact_sensitivity
+    for name in ("transition", "sensitivity"):
+        theirs = getattr(exact.samples[0], name).values[:, :2]
+        assert largest(getattr(found.samples[0], name).values / theirs - 1) < 0.02
+
+
+def test_the_page_and_its_numbers(tmp_path):
+    found = analyse(Model(), sample(2, 4), tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"analysis.png", "analysis.json"}
+    numbers = json.loads((tmp_path / "out" / "analysis.json").read_text())
+    assert numbers == found.numbers()
+    assert set(numbers) == {"first", "second"}
+    first = numbers["first"]["samples"][1]
+    assert first["growth"]["rates"] == found.flows["first"].samples[1].growth.rates.tolist()
+    assert (tmp_path / "out" / "analysis.png").read_bytes().startswith(b"\x89PNG")
+    figure = found.figure()
+    titles = [ax.get_title() for band in figure.subfigs for ax in band.axes]
+    assert len(titles) == 16
+    assert "gradient back in time" in titles
+    # Two samples, one legend entry.
+    assert len(figure.subfigs[0].axes[3].get_lines()) == 2
+    assert len(figure.subfigs[0].axes[3].get_legend().get_texts()) == 1
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="Linear has no ODEBlock in it"):
+        analyse(nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(ValueError, match="samples along its first axis"):
+        analyse(Model(), torch.ones(0, 4))
+    model = Model()
+    model.forward = lambda x: x
+    with pytest.raises(ValueError, match=r"doesn't call its flow 'first' on the samples \[0\]"):
+        analyse(model, sample(1, 4))

@@ -1,0 +1,195 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.analysis import Equation, ImplicitMidpoint, Steps, state_transition, transition_values
+from tests.analysis.systems import jacobian_in_x, largest, moving, network, sample, torch64
+
+ADAPTIVE = nanode.Adaptive("dopri8", rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "of", [Equation(), Equation(solver=ADAPTIVE), Equation(20, ImplicitMidpoint())]
+)
+def test_skew_weights_keep_it_orthogonal(of):
+    field = moving(6, nanode.Trigonometric(order=2), skew=True)
+    found = state_transition(nanode.ODEBlock(field, steps=5), sample(6), of=of)
+    eye = torch.eye(6, **torch64)
+    assert len(found.matrices) == 6
+    # RK4 on 100 steps: h⁴ = 1e-8, times ‖A‖⁵/120 of its error constant.
+    assert largest(found.matrices.mT @ found.matrices - eye) < 1e-8
+    assert largest(found.singular_values.values - 1) < 1e-8
+    # It moved all the same.
+    assert largest(found.matrices[-1] - eye) > 0.3
+
+
+def test_random_weights_do_not():
+    field = moving(6, nanode.Trigonometric(order=2))
+    found = state_transition(nanode.ODEBlock(field, steps=5), sample(6))
+    assert float(found.singular_values.values[-1, 0]) > 1.5
+
+
+def test_commuting_matrices_give_the_exponential_of_the_integral():
+    """A(t) = B + 2t B²: all A(t) commute, and ∫A from τ to t is (t − τ)B + (t² − τ²)B²."""
+    b = sample(4, 4) / 2
+
+    def f(t, x):
+        return x @ (b + 2 * t * b @ b).T
+
+    block = nanode.ODEBlock(f, steps=4)
+    of = Equation(solver=ADAPTIVE)
+    found = state_transition(block, sample(4), tau=0.25, at=[0.5, 0.8, 1.0], of=of)
+    for t, matrix in zip(found.times.tolist(), found.matrices, strict=True):
+        integral = (t - 0.25) * b + (t**2 - 0.25**2) * b @ b
+        assert largest(matrix - torch.linalg.matrix_exp(integral)) < 1e-9
+
+
+def test_matrices_that_do_not_commute_do_not():
+    """The same with A(t) = B + 2t C: the exponential of the integral is then wrong."""
+    b, c = sample(4, 4) / 2, sample(4, 4, seed=3) / 2
+    block = nanode.ODEBlock(lambda t, x: x @ (b + 2 * t * c).T, steps=4)
+    found = state_transition(block, sample(4)).matrices[-1]
+    assert largest(found - torch.linalg.matrix_exp(b + c)) > 0.01
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [nanode.Euler(), nanode.RK4(), nanode.Leapfrog(), nanode.ReversibleHeun(), nanode.Coupled()],
+)
+def test_of_the_steps_it_is_the_jacobian_of_the_block(solver):
+    block = nanode.ODEBlock(network(), steps=6, solver=solver, scale=1.5)
+    x = sample(1, 4)
+    found = state_transition(block, x, of=Steps())
+    assert largest(found.matrices[-1] - jacobian_in_x(block, x)) < 1e-13
+
+
+@pytest.mark.parametrize("solver", [nanode.Euler(), nanode.Heun(), nanode.RK4()])
+def test_a_runge_kutta_method_solves_the_equation_by_the_derivative_of_its_steps(solver):
+    """Two ways to one thing: the variational equation as a field, and steps differentiated."""
+    block = nanode.ODEBlock(network(), steps=6, solver=solver)
+    steps = state_transition(block, sample(4), of=Steps())
+    equation = state_transition(block, sample(4), of=Equation(steps=6, solver=solver))
+    assert largest(steps.matrices - equation.matrices) < 1e-13
+
+
+def test_steps_approach_the_equation_at_their_order():
+    exact = state_transition(
+        nanode.ODEBlock(network(), steps=4), sample(4), at=[1.0], of=Equation(solver=ADAPTIVE)
+    ).matrices[-1]
+    errors = []
+    for count in (16, 32):
+        block = nanode.ODEBlock(network(), steps=count, solver=nanode.Heun())
+        found = state_transition(block, sample(4), of=Steps()).matrices[-1]
+        errors.append(largest(found - exact))
+    assert abs(math.log2(errors[0] / errors[1]) - 2) < 0.3
+
+
+def test_transitions_follow_each_other():
+    block = nanode.ODEBlock(network(), steps=4, solver=nanode.Heun())
+    for of in (Steps(), Equation(steps=8)):
+        whole = state_transition(block, sample(4), of=of)
+        late = state_transition(block, sample(4), tau=0.5, of=of)
+        assert late.times.tolist() == [0.5, 0.75, 1.0]
+        early = whole.matrices[whole.times.tolist().index(0.5)]
+        assert largest(late.matrices[-1] @ early - whole.matrices[-1]) < 1e-13
+
+
+def test_jumping_weights_backwards_in_time_and_augmented_states():
+    field = network(basis=nanode.Bucketed(3))
+    block = nanode.ODEBlock(field, steps=3, solver=nanode.RK4(), interval=(1.0, 0.0))
+    x, fine = sample(4), Equation(steps=30)
+    there = state_transition(block, x, at=[0.0], of=fine).matrices[-1]
+    end = nanode.odeint(field, x, steps=30, solver=nanode.RK4(), interval=(1.0, 0.0))
+    back = nanode.ODEBlock(field, steps=3, solver=nanode.RK4())
+    again = state_transition(back, end, at=[1.0], of=fine).matrices[-1]
+    # Each way is off by h⁴ = 1e-6 times an error constant of about 1/100.
+    assert largest(again @ there - torch.eye(4)) < 1e-7
+    wide = nanode.ODEBlock(network(6), steps=2, augment=2)
+    assert state_transition(wide, sample(1, 4), of=Steps()).matrices.shape == (3, 6, 6)
+
+
+def test_states_in_parts_and_conditioning():
+    """dx/dt = c·v, dv/dt = −c·x: a turn by the angle c."""
+
+    def f(t, state, c):
+        return {"x": c * state["v"], "v": -c * state["x"]}
+
+    state = {"x": sample(1), "v": sample(1, seed=2)}
+    c = torch.tensor(0.7, **torch64)
+    found = state_transition(nanode.ODEBlock(f, steps=2), state, c).matrices[-1]
+    turn = [[math.cos(0.7), math.sin(0.7)], [-math.sin(0.7), math.cos(0.7)]]
+    assert largest(found - torch.tensor(turn, **torch64)) < 1e-9
+
+
+@pytest.mark.parametrize("of", [Steps(), Equation(steps=5)])
+def test_estimates_are_within_two_per_cent_of_exact_values(of):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(120, 120), nn.Tanh(), nn.Linear(120, 120)).double()
+    field = nanode.TimeVarying(module, nanode.Legendre(degree=1), start=nanode.Noisy(1.0))
+    block = nanode.ODEBlock(field, steps=5, scale=8.0)
+    exact = state_transition(block, sample(120), at=[1.0], of=of).singular_values.values[-1]
+    found = transition_values(block, sample(120), count=8, of=of).values[-1]
+    assert float(exact[0] / exact[7]) > 1.2  # no flat spectrum, which anything would fit
+    relative = found / exact[:8] - 1
+    assert largest(relative) < 0.02
+    assert float(relative.max()) < 1e-6  # never too large
+
+
+def test_estimates_from_inside_the_interval_and_of_steppers_with_memory():
+    block = nanode.ODEBlock(network(), steps=4, solver=nanode.Heun())
+    for of in (Steps(), Equation(steps=8)):
+        exact = state_transition(block, sample(4), tau=0.5, of=of).singular_values.values[-2:]
+        found = transition_values(block, sample(4), count=4, tau=0.5, at=[0.75, 1.0], of=of)
+        assert largest(found.values - exact) < 1e-12
+    leapfrog = nanode.ODEBlock(network(), steps=4, solver=nanode.Leapfrog())
+    found = transition_values(leapfrog, sample(4), count=4, of=Steps()).values[-1]
+    assert largest(found - torch.linalg.svdvals(jacobian_in_x(leapfrog, sample(4)))) < 1e-12
+
+
+def test_what_it_cannot_do_is_refused():
+    block = nanode.ODEBlock(network(), steps=4, solver=nanode.Leapfrog())
+    with pytest.raises(ValueError, match=r"Leapfrog\(\) carries more than x.*Equation"):
+        state_transition(block, sample(4), tau=0.5, of=Steps())
+    with pytest.raises(ValueError, match=r"not at the end of a step \(nearest: 0.25\)"):
+        state_transition(block, sample(4), at=[0.3], of=Steps())
+    with pytest.raises(ValueError, match="follow τ"):
+        state_transition(block, sample(4), tau=0.5, at=[0.25])
+    with pytest.raises(ValueError, match="inside"):
+        state_transition(block, sample(4), at=[2.0])
+    adaptive = nanode.ODEBlock(network(), solver=nanode.Adaptive())
+    with pytest.raises(ValueError, match=r"adaptive.*of=Equation"):
+        state_transition(adaptive, sample(4), of=Steps())
+    with pytest.raises(ValueError, match="step by step"):
+        transition_values(block, sample(4), of=Equation(solver=nanode.Adaptive()))
+    with pytest.raises(ValueError, match="real states"):
+        state_transition(nanode.ODEBlock(lambda t, x: x, 2), torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"expected an ODEBlock, got Linear"):
+        state_transition(nn.Linear(2, 2), sample(2))
+    blowing_up = nanode.ODEBlock(lambda t, x: 1e200 * x**3, 4)
+    with pytest.raises(ValueError, match=r"not finite after t = 0\.5"):
+        state_transition(blowing_up, torch.full((1,), 1e30, **torch64), of=Steps())
+
+
+def test_a_state_too_large_is_refused_with_the_estimate_to_use():
+    block = nanode.ODEBlock(lambda t, x: -x, 2)
+    with pytest.raises(ValueError, match=r"600.*limit=512.*transition_values.*raise limit="):
+        state_transition(block, torch.ones(600))
+    assert state_transition(block, torch.ones(20), limit=20, of=Steps()).matrices.shape[-1] == 20
+    with pytest.raises(ValueError, match="limit=19"):
+        state_transition(block, torch.ones(20), limit=19)
+    with pytest.raises(ValueError, match="count=3 is more than the 2"):
+        transition_values(block, torch.ones(2), count=3)
+
+
+def test_numbers_and_figure():
+    found = state_transition(nanode.ODEBlock(network(), steps=3), sample(4), of=Steps())
+    numbers = found.numbers()
+    assert numbers["tau"] == 0
+    assert numbers["times"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert numbers["singular_values"][0] == pytest.approx([1, 1, 1, 1])
+    lines = found.plot().get_lines()
+    assert len(lines) == 4
+    assert lines[0].get_ydata()[-1] == pytest.approx(numbers["singular_values"][-1][0])
