@@ -1,0 +1,128 @@
+"""What a block can be told."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch import nn
+
+import nanode
+from tests.block.common import EXACT, ROUNDING, like, make
+from tests.gradients.models import DOUBLE, Net, inputs, moving
+
+
+def test_regrid():
+    block = make(solver=nanode.RK4())
+    x = inputs()[0]
+    coarse = block(x)
+    block.regrid(8)
+    fine = block(x)
+    assert block.steps == 8
+    assert block.nfe.forward == 32
+    assert torch.equal(fine, make(solver=nanode.RK4(), steps=8)(x))
+    # Order 4: halving the step leaves a sixteenth.
+    block.regrid(16)
+    ratio = (coarse - fine).norm() / (fine - block(x)).norm()
+    assert 10 < ratio < 24
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+        block.regrid(0)
+    assert block.steps == 16
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EXACT, ids=repr)
+def test_wanted_times(gradient, solver):
+    block = make(gradient, solver, at=[0.0, 0.5, 1.0])
+    x = inputs()[0]
+    states = block(x)
+    assert torch.equal(states[0], x)
+    assert torch.equal(states[2], make(gradient, solver)(x))
+    if isinstance(solver, nanode.Euler):
+        half = nanode.ODEBlock(block.field, 2, solver, interval=(0.0, 0.5))
+        assert (states[1] - half(x)).abs().max() < 1e-15
+
+
+def test_augment():
+    net = Net(size=5)
+    for axis, shape, padded in [(1, (2, 3), (2, 5)), (-1, (2, 4, 3), (2, 4, 5))]:
+        block = make(net=copy.deepcopy(net), augment=2, augment_axis=axis)
+        x = torch.randn(shape, dtype=DOUBLE, requires_grad=True)
+        y = block(x)
+        assert y.shape == padded
+        full = torch.cat([x, torch.zeros(*shape[:-1], 2, dtype=DOUBLE)], dim=-1)
+        assert torch.equal(y, like(block, nanode.Backprop())(full))
+        y.sum().backward()
+        assert x.grad.shape == shape
+    images = nanode.ODEBlock(nanode.Autonomous(nn.Conv2d(5, 5, 1)), 2, augment=2)
+    assert images(torch.randn(1, 3, 4, 4)).shape == (1, 5, 4, 4)
+
+
+def test_refuses_augment():
+    with pytest.raises(ValueError, match="augment must be an integer of at least 0, got -1"):
+        make(augment=-1)
+    with pytest.raises(ValueError, match="augment= needs a tensor as state, got tuple"):
+        make(augment=1)((torch.ones(1), torch.ones(1)))
+    with pytest.raises(ValueError, match=r"augment_axis=2 is no axis of a state of shape \(4, 3\)"):
+        make(augment=1, augment_axis=2)(torch.ones(4, 3))
+
+
+def test_scale():
+    block = make(scale=0.5)
+    half = make(scale=1.0)
+    half.field.module.register_forward_hook(lambda module, given, out: 0.5 * out)
+    x = inputs()[0]
+    assert (block(x) - half(x)).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EXACT, ids=repr)
+def test_conditioning(gradient, solver):
+    class Conditioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x, shift, mode, mask):
+            assert mode == "tanh"
+            return torch.tanh(self.linear(x) + shift) * mask
+
+    block = make(gradient, solver, net=Conditioned())
+    x, shift = (torch.randn(2, 3, dtype=DOUBLE, requires_grad=True) for _ in range(2))
+    mask = torch.tensor([1, 0, 1])  # an integer tensor has no gradient
+    y = block(x, shift, "tanh", mask)
+    assert torch.equal(y[:, 1], x[:, 1])
+    found = torch.autograd.grad(y.sum(), [x, shift])
+    reference = like(block, nanode.Backprop())(x, shift, "tanh", mask)
+    expected = torch.autograd.grad(reference.sum(), [x, shift])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).abs().max() < ROUNDING
+
+
+def test_repr_shows_the_solve():
+    text = repr(make(nanode.Checkpointed(segments=2), nanode.RK4(), scale=4.0))
+    for part in ("steps=4", "RK4()", "segments=2", "scale=4.0", "interval=(0.0, 1.0)"):
+        assert part in text
+
+
+def test_check_finite():
+    field = nanode.Autonomous(nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        field.module.weight.fill_(1e30)
+    block = nanode.ODEBlock(field, 4, check_finite=True)
+    with pytest.raises(ValueError, match=r"not finite after step 1 of 4, from t = 0\.25 to"):
+        block(torch.full((1, 1), 1.0))
+
+
+def test_a_block_without_weights():
+    block = nanode.ODEBlock(lambda t, x: -x, 4, gradient=nanode.Checkpointed())
+    x = torch.ones(2, requires_grad=True)
+    block(x).sum().backward()
+    assert torch.allclose(x.grad, torch.full((2,), 0.75**4))
+
+
+def test_the_callers_warnings():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nanode.ODEBlock(moving(nanode.Bucketed(3)), 4, nanode.Heun())
+    assert len(caught) == 1

@@ -1,0 +1,53 @@
+"""Blocks under torch.export and torch.compile."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+
+import nanode
+from tests.block.common import make
+from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs
+
+
+@pytest.mark.parametrize("weights", ["basis", "network"])
+def test_export_leaves_nothing_behind(weights):
+    kind = (
+        {"basis": nanode.Chebyshev(2)} if weights == "basis" else {"weights": nanode.Hypernetwork}
+    )
+    # Not the dtype that the block was made in: what it keeps per dtype is made while exporting.
+    block = nanode.ODEBlock(nanode.TimeVarying(Net().float(), **kind), 4).double()
+    x = torch.randn(2, 3, dtype=DOUBLE)
+    exported = torch.export.export(block, (x,)).module()
+    assert type(block(x)) is torch.Tensor
+    assert (exported(x) - block(x)).abs().max() < 1e-14
+
+
+def test_compiled_with_gradients():
+    block = make(solver=nanode.Heun())
+    compiled = torch.compile(block, fullgraph=True)
+    x = inputs()[0]
+    y, expected = gradients(block, x)
+    z = compiled(x)
+    # Fused kernels may round otherwise.
+    assert (y - z).abs().max() < 1e-13
+    weight = torch.linspace(-1, 1, z.numel(), dtype=DOUBLE).view_as(z)
+    found = torch.autograd.grad((z * weight).sum(), [x, *block.parameters()])
+    assert distance(dict(zip(expected, found, strict=True)), expected) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.complex128])
+def test_compiled_with_a_plain_function(dtype):
+    block = nanode.ODEBlock(lambda t, x: t * x, 3)
+    x = torch.ones(2, dtype=dtype)
+    assert torch.equal(torch.compile(block, fullgraph=True, backend="eager")(x), block(x))
+
+
+def test_compiled_without_gradients_under_a_recomputing_method():
+    block = copy.deepcopy(make(nanode.Reversal(), nanode.Leapfrog()))  # as if just loaded
+    compiled = torch.compile(block, fullgraph=True)
+    x = inputs()[0].detach()
+    with torch.no_grad():
+        assert (compiled(x) - block(x)).abs().max() < 1e-13
