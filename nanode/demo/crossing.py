@@ -96,7 +96,3 @@ def main() -> None:
     path = FOLDER / "crossing.png"
     draw(panels, path)
     print(f"Trajectories: {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,88 @@
+"""The list of commands, and how what goes wrong is shown."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, get_args
+
+from cyclopts import App, ArgumentCollection, CoercionError, CycloptsError, Parameter
+
+from nanode import __version__
+
+#: Each command's name and what it does; ``command`` in the file of that name carries it out.
+COMMANDS = {
+    "train": "Train a model.",
+    "evaluate": "Measure a trained model again.",
+    "generate": "Show what a trained video model predicts.",
+    "analyse": "Show how stable the flows of a trained model are.",
+    "reproduce": "Carry out an experiment of the paper and report on it.",
+    "models": "List the models by name.",
+    "data": "List the data sets by name, or fetch one.",
+    "recipes": "List the recipes by name, or print one.",
+}
+
+
+def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse 1.5 for a whole number, which cyclopts would round."""
+    for argument in arguments:
+        if int in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                if "." in token.value:
+                    raise CoercionError(token=token, argument=argument, target_type=int)
+
+
+app = App(
+    name="nanode",
+    help="Neural ODEs whose weights are explicit functions of time.",
+    version=__version__,
+    default_parameter=Parameter(negative_iterable=()),
+    config=whole_numbers,
+    suppress_keyboard_interrupt=False,
+    exit_on_error=False,
+    print_error=False,
+    result_action="return_value",
+)
+for _place, (_name, _summary) in enumerate(COMMANDS.items()):
+    # By its path: a command is imported when it is called, since most of them need torch.
+    app.command(f"nanode.cli.{_name}:command", name=_name, help=_summary, sort_key=_place)
+
+#: Errors whose messages are for whoever gave the command.
+EXPECTED = (ValueError, OSError, ImportError, RuntimeError)
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    debug: Annotated[bool, Parameter(negative="", help="Show where an error comes from.")] = False,
+) -> None:
+    app(tokens)
+
+
+app.meta.suppress_keyboard_interrupt = False
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Carry out a command; its exit status.
+
+    0, or 1 for what failed, 2 for options that don't exist or lack a value, 130 for Ctrl-C.
+    """
+    try:
+        app.meta(tokens)
+    except (Exception, KeyboardInterrupt) as why:
+        if "--debug" in tokens:
+            traceback.print_exc()
+        message, status = _described(why)
+        print(f"nanode: {message}", file=sys.stderr)
+        return status
+    return 0
+
+
+def _described(why: BaseException) -> tuple[str, int]:
+    """What is said of an error, and the exit status it gives."""
+    if isinstance(why, CycloptsError):
+        return str(why), 2
+    if isinstance(why, KeyboardInterrupt):
+        return "interrupted; the same command goes on from there", 130
+    if isinstance(why, EXPECTED):
+        return str(why), 1
+    return f"unexpected {type(why).__name__}: {why} (--debug shows where it comes from)", 1

@@ -1,0 +1,39 @@
+"""``nanode data``: which data sets there are, and getting them ahead of a run."""
+
+import sys
+from pathlib import Path
+
+from cyclopts import App
+
+from nanode.data import SOURCES, data_root, load
+
+command = App(name="data")
+
+
+@command.default
+def names() -> None:
+    """List the data sets by name, and say where their files are looked for."""
+    print("\n".join(SOURCES))
+    print(f"\nFiles are in {data_root()}; --root or the variable NANODE_DATA names another folder.")
+
+
+@command.command
+def fetch(name: str, /, *, root: Path | None = None) -> None:
+    """Download a data set, or go on with a download, and check it.
+
+    Parameters
+    ----------
+    name
+        The data set.
+    root
+        The folder for its files; by default the one that NANODE_DATA names, or the user's cache.
+    """
+    data = load(name, root, progress=_show)
+    shape = "×".join(str(side) for side in data.shape)
+    print(f"{name}: {len(data.train):,} images of {shape} to train, {len(data.test):,} to test")
+
+
+def _show(file: str, there: int, size: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if there == size else ""
+        print(f"\r{file}  {there / size:4.0%} of {size / 1e6:,.1f} MB", end=end, file=sys.stderr)

@@ -1,0 +1,97 @@
+"""``nanode evaluate``: a trained model's numbers once more, from its stored weights."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from nanode.training import RunRecord, evaluate
+from nanode.training.files import write_text
+from nanode.training.video import evaluate_video, is_video_run
+
+
+def command(
+    run: Path,
+    /,
+    *,
+    split: Literal["test", "validation", "train"] = "test",
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    sequences: int | None = None,
+    samples: int | None = None,
+    n_past: int | None = None,
+    length: int | None = None,
+    data: str | None = None,
+    seed: int | None = None,
+    norms: Literal["stored", "batch"] | None = None,
+    out: Path | None = None,
+) -> None:
+    """Measure the final weights of a finished run, with their stored norm statistics.
+
+    Of an image classifier loss and accuracy; of a video model PSNR and SSIM of predicted frames,
+    for the sample of each clip with the best mean SSIM.
+
+    Parameters
+    ----------
+    run
+        The folder of the run.
+    split
+        The images or clips to measure on.
+    device
+        Where to compute; by default as in training.
+    sequences
+        Video: how many clips; 256 by default.
+    samples
+        Video: how many predictions of each clip; 100 by default.
+    n_past
+        Video: frames that are given; by default as in training.
+    length
+        Video: frames of a clip; by default the run's n_eval.
+    data
+        Video: another data set than the run's.
+    seed
+        Video: of the samples; 0 by default.
+    norms
+        Video: stored norm statistics, or those of each batch, as the original SVG generates.
+    out
+        Video: a JSON file for all numbers.
+    """
+    options: dict[str, Any] = {
+        "sequences": sequences,
+        "samples": samples,
+        "n_past": n_past,
+        "length": length,
+        "data": data,
+        "seed": seed,
+        "norms": norms,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if is_video_run(run):
+        _video(run, out, split=split, device=device, **given)
+        return
+    if given or out is not None:
+        names = [*given, *(["out"] if out is not None else [])]
+        raise ValueError(f"{run} is no video run, which alone takes --{', --'.join(names)}")
+    _image(run, split, device)
+
+
+def _image(run: Path, split: str, device: str | None) -> None:
+    found = evaluate(run, split, device)
+    print(f"{split:10} {found.accuracy:7.2%}  loss {found.loss:.4f}")
+    recorded = getattr(RunRecord.load(run / "run.json").metrics, f"{split}_accuracy", None)
+    if recorded is not None:
+        print(f"{'run.json':10} {recorded:7.2%}")
+
+
+def _video(run: Path, out: Path | None, **options: Any) -> None:
+    found = evaluate_video(run, **options)
+    print(f"{found.sequences} clips of {found.data} {found.split}, best of {found.samples} samples")
+    print("frame   PSNR, dB    SSIM")
+    for n, (ratio, similar) in enumerate(zip(found.psnr, found.ssim, strict=True)):
+        print(f"{found.n_past + n + 1:5} {ratio:10.2f} {similar:7.4f}")
+    print(f" mean {found.best_psnr:10.2f} {found.best_ssim:7.4f}")
+    error, similar = found.openstl_mse, found.openstl_ssim
+    print(f"OpenSTL, at the latents' means: MSE {error:.2f}, SSIM {similar:.4f}")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(asdict(found), indent=2, allow_nan=False) + "\n")
+        print(out)

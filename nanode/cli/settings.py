@@ -1,0 +1,89 @@
+"""Settings of a run on the command line, over those of a recipe or of a file.
+
+cyclopts takes the names of the options and their help from a dataclass; their values are read as
+those of a YAML file are, and checked by the same reader. So ``--epochs 1.5`` is refused and not
+rounded, ``--clip null`` takes a recipe's clipping away, and ``--options.steps 20`` changes that
+option alone.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import yaml
+from cyclopts import App, Argument, ArgumentCollection, Token
+from cyclopts.utils import UNSET
+
+from nanode.training.documents import from_mapping, read_document, shipped
+
+Config = Callable[[App, tuple[str, ...], ArgumentCollection], None]
+
+
+def settings_over_a_base(kind: type[Any], package: str) -> Config:
+    """A cyclopts ``config`` for a command with a parameter of the dataclass ``kind``.
+
+    Its options ``--recipe``, one of the recipes of ``package``, or ``--config``, a file, name what
+    the other options are laid over.
+    """
+
+    def settle(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        values = _base(kind, package, arguments)
+        (settings,) = (argument for argument in arguments if argument.hint is kind)
+        for option in settings.children_recursive:
+            for keys, value in _given(option):
+                _put(values, keys, value)
+            option.tokens.clear()
+        settings.append(Token(implicit_value=from_mapping(kind, values, "the command line")))
+
+    return settle
+
+
+def _base(kind: type[Any], package: str, arguments: ArgumentCollection) -> dict[str, Any]:
+    recipe, file = (
+        arguments[name].tokens[-1].value if arguments[name].tokens else None
+        for name in ("--recipe", "--config")
+    )
+    if recipe is not None and file is not None:
+        raise ValueError("--recipe and --config exclude each other; give one of them")
+    if recipe is not None:
+        base = shipped(kind, recipe, package)
+    elif file is not None:
+        base = read_document(kind, file)
+    else:
+        return {}
+    values: dict[str, Any] = base.as_dict()
+    return values
+
+
+def _given(option: Argument) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The value of an option, if it was given, with the keys it belongs to."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for token in option.tokens:
+        value = read_value(token.value) if token.implicit_value is UNSET else token.implicit_value
+        found.setdefault(option.keys + token.keys, []).append(value)
+    for keys, values in found.items():
+        yield keys, values if len(values) > 1 else values[0]
+
+
+def _put(values: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+    *path, last = keys
+    for key in path:
+        values = values.setdefault(key, {})
+    values[last] = value
+
+
+def read_value(text: str) -> Any:
+    """A value as people write it in YAML; what is no YAML is text.
+
+    >>> [read_value(text) for text in ("3", "4e-1", "null", "true", "coupled-euler", "a: b: c")]
+    [3, 0.4, None, True, 'coupled-euler', 'a: b: c']
+    """
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)  # PyYAML takes 4e-1 for a word
+        except ValueError:
+            pass
+    return value

@@ -1,0 +1,155 @@
+"""The configuration of a video run."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanode.training import documents
+from nanode.training.config import PRECISIONS, OptimizerConfig, ScheduleConfig, is_plain
+from nanode.training.values import check_choice, check_count, check_flag, check_number
+
+_PACKAGE = "nanode.training.video"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig:
+    """Adam, with decoupled weight decay on weight tensors if there is any."""
+
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.as_optimizer()  # whose checks are these
+
+    def as_optimizer(self) -> OptimizerConfig:
+        """As other runs configure it."""
+        return OptimizerConfig(
+            name="adamw", lr=self.lr, betas=self.betas, weight_decay=self.weight_decay
+        )
+
+
+def _constant() -> ScheduleConfig:
+    return ScheduleConfig(name="constant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoConfig:
+    """Everything that decides a video run.
+
+    >>> VideoConfig(data="moving-digits", steps=100, n_past=0)
+    Traceback (most recent call last):
+    ValueError: n_past must be a whole number of at least 1, got 0
+    """
+
+    data: str
+    #: Further keywords of ``nanode.data.video.load``.
+    data_options: dict[str, Any] = field(default_factory=dict)
+    model: str = "svg-nanode"
+    #: Further keywords of ``nanode.models.video.create``: width, z_dim, skip, encode, gradient …
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    #: Frames that are given.
+    n_past: int = 5
+    #: Frames that are predicted in training.
+    n_future: int = 10
+    #: Frames of a generated clip, the given ones counted in.
+    n_eval: int = 30
+    #: The weight of the divergence between posterior and prior.
+    beta: float = 1e-4
+    batch_size: int = 100
+    #: The run ends after so many steps or so many minutes of training, whichever comes first;
+    #: null sets no such end. Evaluation and checkpoints don't count, compiling does.
+    steps: int | None = None
+    minutes: float | None = None
+    precision: str = "32-true"
+    #: The largest norm of the gradient; null leaves gradients alone.
+    clip: float | None = None
+    #: Training batches over which norm statistics are found anew at the end; 0 keeps the old ones.
+    calibration: int = 20
+    #: Test clips that the loss is measured on; their latents are drawn from one stream for all.
+    test_clips: int = 200
+    #: Steps between two measurements of the loss on test clips.
+    evaluate_every: int = 600
+    #: Compile encoder and decoder; ``options`` can compile single flows instead.
+    compile: bool = False
+    channels_last: bool = False
+    optimizer: AdamConfig = field(default_factory=AdamConfig)
+    #: Any but ``constant`` needs ``steps``.
+    schedule: ScheduleConfig = field(default_factory=_constant)
+    data_root: str | None = None
+    #: ``auto`` takes a GPU where there is one.
+    device: str = "auto"
+    #: Steps in a point of the curve; each point makes a GPU wait.
+    log_every: int = 50
+    #: Steps between checkpoints; null writes one at each measurement on test clips.
+    checkpoint_every: int | None = None
+    tensorboard: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("data", "model"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} must be a name, got {value!r}")
+        for name in ("data_options", "options"):
+            value = getattr(self, name)
+            if not isinstance(value, dict) or not is_plain(value):
+                raise ValueError(
+                    f"{name} must map keywords to plain values (numbers, text, true or false, "
+                    f"lists), got {value!r}"
+                )
+        check_count("seed", self.seed, least=0)
+        for name in ("n_past", "n_future", "batch_size", "test_clips", "evaluate_every"):
+            check_count(name, getattr(self, name))
+        check_count("log_every", self.log_every)
+        check_count("n_eval", self.n_eval, least=self.n_past + 1)
+        check_count("calibration", self.calibration, least=0)
+        check_number("beta", self.beta, above=0)
+        for name in ("steps", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        for name in ("minutes", "clip"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name in ("compile", "channels_last", "tensorboard", "progress"):
+            check_flag(name, getattr(self, name))
+        if self.steps is None and self.minutes is None:
+            raise ValueError("a run needs an end: set steps, minutes, or both")
+        if self.schedule.name != "constant" and self.steps is None:
+            raise ValueError(
+                f"schedule.name {self.schedule.name!r} needs to know how many steps there are: "
+                "set steps, or take constant"
+            )
+
+    @property
+    def length(self) -> int:
+        """Frames of a training clip."""
+        return self.n_past + self.n_future
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested plain values, as written to YAML and JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def load_video_config(path: str | Path) -> VideoConfig:
+    """Read a configuration from a YAML file."""
+    return documents.read_document(VideoConfig, path)
+
+
+def video_recipe_names() -> list[str]:
+    """The configurations of video runs that come with the package."""
+    return documents.recipe_names(_PACKAGE)
+
+
+def video_recipe(name: str) -> VideoConfig:
+    """A configuration that comes with the package.
+
+    >>> video_recipe("bair").n_past
+    2
+    """
+    return documents.shipped(VideoConfig, name, _PACKAGE)

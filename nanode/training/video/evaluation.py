@@ -1,0 +1,241 @@
+"""How well a trained model goes on with clips that it is given the first frames of."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanode.data.video.clips import Clips
+from nanode.models.video import SVG, roll_out
+from nanode.training.setup import make_fabric
+from nanode.training.values import check_choice, check_count
+from nanode.training.video.loss import check_range
+from nanode.training.video.metrics import by_time, openstl_mse, openstl_ssim, psnr, ssim
+from nanode.training.video.order import latent_noise
+from nanode.training.video.run import load_video_model
+from nanode.training.video.setup import check_length, load_clips
+
+#: ``stored`` statistics, or the ``batch``'s own, as the original generates.
+NORMS = ("stored", "batch")
+#: Compares predicted frames: truth and a sample, (N, T, C, H, W) each on the CPU, to a number.
+Network = Callable[[Tensor, Tensor], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoScore:
+    """What a model does on some clips; metrics are of predicted frames only."""
+
+    data: str
+    split: str
+    sequences: int
+    samples: int
+    n_past: int
+    #: Frames of a clip, the given ones counted in.
+    length: int
+    norms: str
+    seed: int
+    #: Of each predicted frame, means over sequences, for the sample with the best mean SSIM.
+    psnr: tuple[float, ...]
+    ssim: tuple[float, ...]
+    #: The same over all samples.
+    average_psnr: tuple[float, ...]
+    average_ssim: tuple[float, ...]
+    #: Of the one prediction whose latents are the means of the prior, in OpenSTL's definition.
+    openstl_mse: float
+    openstl_ssim: float
+    #: By networks that the user gave.
+    networks: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def best_psnr(self) -> float:
+        """Mean over time."""
+        return sum(self.psnr) / len(self.psnr)
+
+    @property
+    def best_ssim(self) -> float:
+        """Mean over time."""
+        return sum(self.ssim) / len(self.ssim)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, and the clips that it is to go on with."""
+
+    model: SVG
+    clips: Clips
+    data: str
+    split: str
+    n_past: int
+    length: int
+    norms: str
+    seed: int
+    autocast: Callable[[], AbstractContextManager[object]]
+
+    def truth(self, indices: Tensor) -> Tensor:
+        """True frames (N, length, C, H, W)."""
+        frames = self.clips.frames(indices, self.length)
+        check_range(frames, self.clips.name)
+        return frames
+
+    def generated(self, indices: Tensor, truth: Tensor, samples: int) -> Tensor:
+        """Clips (N, samples, length, C, H, W), a function of the seed and of each clip's index."""
+        latents = self.model.latents
+        noise = latent_noise(self.seed, indices, samples, self.length - 1, latents)
+        return self._rolled(truth, noise)
+
+    def expected(self, truth: Tensor, guided: bool = False) -> Tensor:
+        """The clips (N, length, C, H, W) with latents at the means of prior or posterior."""
+        noise = torch.zeros(len(truth), 1, self.length - 1, self.model.latents)
+        return self._rolled(truth, noise, guided)[:, 0]
+
+    def _rolled(self, truth: Tensor, noise: Tensor, guided: bool = False) -> Tensor:
+        noise = noise.to(truth.device)
+        with self.autocast(), norm_statistics(self.model, self.norms):
+            return roll_out(self.model, truth, self.n_past, self.length, noise, guided)
+
+
+def open_task(
+    run_folder: str | Path,
+    *,
+    n_past: int | None = None,
+    length: int | None = None,
+    norms: str = "stored",
+    seed: int = 0,
+    data: str | None = None,
+    split: str = "test",
+    device: str | None = None,
+) -> Task:
+    """The model of a finished run before the clips of its data set, or of another one."""
+    check_choice("norms", norms, NORMS)
+    check_choice("split", split, ("train", "test"))
+    check_count("seed", seed, least=0)
+    model, config = load_video_model(run_folder)
+    config = config if device is None else replace(config, device=device)
+    given = config.n_past if n_past is None else n_past
+    frames = max(config.n_eval, given + 1) if length is None else length
+    check_count("n_past", given)
+    check_count("length", frames, least=given + 1)
+    fabric = make_fabric(config)
+    found = load_clips(config, fabric.device, data)
+    clips = found.train if split == "train" else found.test
+    check_length(clips, frames, f"length = {frames}")
+    return Task(
+        model=model.to(fabric.device),
+        clips=clips,
+        data=found.name,
+        split=split,
+        n_past=given,
+        length=frames,
+        norms=norms,
+        seed=seed,
+        autocast=fabric.autocast,
+    )
+
+
+def evaluate_video(
+    run_folder: str | Path,
+    *,
+    sequences: int = 256,
+    samples: int = 100,
+    rows: int = 800,
+    networks: Mapping[str, Network] | None = None,
+    **task: Any,
+) -> VideoScore:
+    """PSNR and SSIM of a finished run against the horizon, best of ``samples`` by mean SSIM.
+
+    ``n_past`` and ``length`` are by default the run's n_past and n_eval; ``norms``, ``seed``,
+    ``data``, ``split`` and ``device`` as in ``open_task``. At most ``rows`` clips are generated at
+    a time; that changes no result with stored norm statistics. ``networks`` are further metrics by
+    name, such as FVD or LPIPS around networks of the user's own: each is called once with the
+    predicted frames of the truth and of the first sample of every sequence.
+    """
+    return score_clips(open_task(run_folder, **task), sequences, samples, rows, networks or {})
+
+
+def score_clips(
+    task: Task, sequences: int, samples: int, rows: int, networks: Mapping[str, Network]
+) -> VideoScore:
+    """The metrics of a task."""
+    for name, value in (("sequences", sequences), ("samples", samples), ("rows", rows)):
+        check_count(name, value)
+    count = min(sequences, len(task.clips))
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for indices in torch.arange(count).split(max(1, rows // samples)):
+        truth = task.truth(indices)
+        future = truth[:, task.n_past :]
+        made = task.generated(indices, truth, samples)[:, :, task.n_past :]
+        for name, values in _compared(made, future).items():
+            found[name].append(values.double().cpu())
+        expected = task.expected(truth)[:, task.n_past :]
+        found["openstl_mse"].append(by_time(openstl_mse, expected, future).double().cpu())
+        found["openstl_ssim"].append(by_time(openstl_ssim, expected, future).cpu())
+        if networks:
+            pairs.append((future.cpu(), made[:, 0].cpu()))
+    mean = {name: torch.cat(parts).mean(0) for name, parts in found.items()}
+    curves = {name: tuple(mean[name].tolist()) for name in _CURVES}
+    return VideoScore(
+        data=task.data,
+        split=task.split,
+        sequences=count,
+        samples=samples,
+        n_past=task.n_past,
+        length=task.length,
+        norms=task.norms,
+        seed=task.seed,
+        openstl_mse=mean["openstl_mse"].mean().item(),
+        openstl_ssim=mean["openstl_ssim"].mean().item(),
+        networks={name: _called(network, pairs) for name, network in networks.items()},
+        **curves,
+    )
+
+
+_CURVES = ("psnr", "ssim", "average_psnr", "average_ssim")
+
+
+def best_samples(made: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
+    """The sample with the best mean SSIM of each clip, and the SSIM of every frame (N, S, T)."""
+    clips, samples = made.shape[:2]
+    repeated = future.repeat_interleave(samples, dim=0)
+    values = by_time(ssim, made.flatten(0, 1), repeated).view(clips, samples, -1)
+    return values.mean(dim=2).argmax(dim=1), values
+
+
+def _compared(made: Tensor, future: Tensor) -> dict[str, Tensor]:
+    """Metrics of samples (N, S, T, C, H, W) against the truth, (N, T) each."""
+    clips, samples = made.shape[:2]
+    best, similar = best_samples(made, future)
+    repeated = future.repeat_interleave(samples, dim=0)
+    ratios = by_time(psnr, made.flatten(0, 1), repeated).view(clips, samples, -1)
+    rows = torch.arange(clips, device=best.device)
+    return {
+        "psnr": ratios[rows, best],
+        "ssim": similar[rows, best],
+        "average_psnr": ratios.mean(dim=1),
+        "average_ssim": similar.mean(dim=1),
+    }
+
+
+def _called(network: Network, pairs: list[tuple[Tensor, Tensor]]) -> float:
+    truth, made = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    return float(network(truth, made))
+
+
+@contextmanager
+def norm_statistics(model: nn.Module, norms: str) -> Iterator[None]:
+    """The model with stored norm statistics or with those of each batch; it is left as it was."""
+    was_training = model.training
+    kept = {name: value.clone() for name, value in model.named_buffers()}
+    model.train(norms == "batch")
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        if norms == "batch":
+            for name, value in model.named_buffers():
+                value.copy_(kept[name])

@@ -1,0 +1,56 @@
+"""A moving picture of what a trained model makes of the first frames of some clips."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanode.training.values import check_count
+from nanode.training.video.evaluation import Task, best_samples, open_task
+from nanode.training.video.pictures import compose, write_film
+
+
+def generate(
+    run_folder: str | Path,
+    path: str | Path,
+    *,
+    sequences: int = 5,
+    samples: int = 20,
+    shown: int = 3,
+    scale: int = 2,
+    fps: int = 8,
+    **task: Any,
+) -> Path:
+    """Write a GIF or MP4 of truth, posterior mean, best sample and ``shown`` other samples.
+
+    The best is that of ``samples`` with the best mean SSIM over predicted frames. Rows are the
+    first ``sequences`` clips; ``n_past``, ``length``, ``norms``, ``seed``, ``data``, ``split`` and
+    ``device`` as in ``open_task``. The same arguments give the same film.
+    """
+    for name, value in (("sequences", sequences), ("samples", samples), ("scale", scale)):
+        check_count(name, value)
+    check_count("fps", fps)
+    check_count("shown", shown, least=0)
+    if shown > samples:
+        raise ValueError(f"shown must be at most samples = {samples}, got {shown}")
+    opened = open_task(run_folder, **task)
+    columns = columns_of(opened, sequences, samples, shown)
+    return write_film(path, compose(columns, opened.n_past, scale), fps)
+
+
+def columns_of(task: Task, sequences: int, samples: int, shown: int) -> dict[str, Tensor]:
+    """The clips of a film by column, (N, T, C, H, W) each on the CPU."""
+    rows: dict[str, list[Tensor]] = {}
+    for index in torch.arange(min(sequences, len(task.clips))).split(1):
+        truth = task.truth(index)
+        made = task.generated(index, truth, samples)
+        best, _ = best_samples(made[:, :, task.n_past :], truth[:, task.n_past :])
+        clips = {
+            "truth": truth,
+            "posterior": task.expected(truth, guided=True),
+            "best": made[:, int(best)],
+        } | {f"sample {n + 1}": made[:, n] for n in range(shown)}
+        for name, clip in clips.items():
+            rows.setdefault(name, []).append(clip.cpu())
+    return {name: torch.cat(parts) for name, parts in rows.items()}

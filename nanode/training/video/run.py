@@ -1,0 +1,161 @@
+"""A whole video run, and one folder with all that came of it.
+
+config.yaml        the configuration
+run.json           the record, rewritten at each checkpoint
+log.jsonl          one line a step and one a measurement on test clips
+checkpoints/       where to resume
+final.safetensors  the weights that the final metrics belong to
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from nanode.models.video import SVG
+from nanode.training.checkpoints import (
+    earlier_record,
+    last_checkpoint,
+    load_checkpoint,
+    load_weights,
+    weights_notes,
+)
+from nanode.training.costs import describe, flows
+from nanode.training.documents import save_config
+from nanode.training.environment import commit, hardware, now, versions
+from nanode.training.files import check_writable
+from nanode.training.journal import Journal
+from nanode.training.loop import Diverged, restore_random
+from nanode.training.progress import Clock
+from nanode.training.records import Times
+from nanode.training.video.config import VideoConfig
+from nanode.training.video.costs import measure_video_costs
+from nanode.training.video.loop import VideoLoop, VideoProgress
+from nanode.training.video.records import Best, Point, VideoMetrics, VideoRecord
+from nanode.training.video.setup import VideoSetup, make_model, prepare
+
+
+def train_video(
+    config: VideoConfig,
+    run_folder: str | Path,
+    resume: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> VideoRecord:
+    """Train a video model from start to end, or on from where an earlier call was interrupted.
+
+    As ``nanode.training.train``: a finished run is not repeated, ``stop`` is asked after each step,
+    the caller's random state is left alone, and ``Diverged`` is raised at a loss that is no finite
+    number.
+    """
+    folder = Path(run_folder)
+    check_writable(folder)
+    earlier = earlier_record(VideoRecord, config, folder, resume)
+    if earlier is not None and earlier.status == "finished":
+        return earlier
+    if earlier is not None and earlier.status == "failed":
+        raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
+    images = config.batch_size * config.length
+    clock = Clock(Times() if earlier is None else earlier.times, images)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        return _train(prepare(config), folder, earlier, clock, stop)
+
+
+def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
+    """The model of a finished run with its final weights, in eval mode, and its configuration."""
+    folder = Path(run_folder)
+    record = VideoRecord.load(folder / "run.json")
+    if record.status != "finished":
+        raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
+    path = folder / "final.safetensors"
+    notes = weights_notes(path)
+    model = make_model(record.config, notes["channels"], notes["size"])
+    load_weights(path, model)
+    return model.eval(), record.config
+
+
+def _train(
+    setup: VideoSetup,
+    folder: Path,
+    earlier: VideoRecord | None,
+    clock: Clock,
+    stop: Callable[[], bool],
+) -> VideoRecord:
+    config = setup.config
+    progress = _resumed(setup, folder) if earlier is not None else VideoProgress()
+    record = _opened(setup, earlier)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder / "config.yaml")
+    with Journal(
+        folder, progress.step, tensorboard=config.tensorboard, progress=config.progress
+    ) as journal:
+        loop = VideoLoop(setup, folder, journal, clock, progress)
+
+        def saved(**changes: object) -> VideoRecord:
+            known = replace(
+                record,
+                curves=tuple(progress.curves),
+                tests=tuple(progress.tests),
+                times=clock.times(),
+                **changes,  # type: ignore[arg-type]
+            )
+            known.save(folder / "run.json")
+            return known
+
+        saved()
+        try:
+            if not loop.run(saved, stop):
+                return saved()
+            metrics = _finish(loop)
+        except Diverged as why:
+            saved(status="failed", message=str(why), ended=now())
+            raise
+        return saved(status="finished", metrics=metrics, ended=now())
+
+
+def _opened(setup: VideoSetup, earlier: VideoRecord | None) -> VideoRecord:
+    """The record of a run that begins, or goes on."""
+    if earlier is not None:
+        return replace(earlier, config=setup.config)
+    at, modified = commit()
+    return VideoRecord(
+        config=setup.config,
+        seed=setup.config.seed,
+        commit=at,
+        modified=modified,
+        versions=versions(),
+        hardware=hardware(setup.fabric.device),
+        flows=tuple(describe(name, block) for name, block in flows(setup.model).items()),
+        started=now(),
+        costs=measure_video_costs(setup),
+    )
+
+
+def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
+    """Bring the setup to where the last checkpoint was written."""
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None:  # interrupted before the first one
+        return VideoProgress()
+    _, state = load_checkpoint(checkpoint, setup.model, setup.config)
+    groups = setup.optimizer.state_dict()["param_groups"]
+    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+    restore_random(state["random"], setup.fabric.device)
+    return VideoProgress.from_state(state["progress"])
+
+
+def _finish(loop: VideoLoop) -> VideoMetrics:
+    """Final weights, their norm statistics and their metrics."""
+    setup, progress = loop.setup, loop.progress
+    best_train, best_test = (_best(points, setup) for points in (progress.curves, progress.tests))
+    if setup.config.calibration:
+        setup.calibrate()
+    test = setup.score()
+    loop.save("final")
+    return VideoMetrics(steps=progress.step, best_train=best_train, best_test=best_test, test=test)
+
+
+def _best(points: list[Point], setup: VideoSetup) -> Best:
+    """The lowest point of a curve."""
+    lowest = min(points, key=lambda point: point.loss)
+    elbo = setup.elbo(lowest.mse, lowest.kld)
+    return Best(step=lowest.step, seconds=lowest.seconds, elbo=elbo)

@@ -1,0 +1,127 @@
+"""The command itself: help, names, errors."""
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+import nanode as package
+from nanode.cli import main
+from nanode.cli.app import COMMANDS, app
+
+
+def test_version(nanode):
+    assert nanode("--version") == (0, f"{package.__version__}\n", "")
+
+
+def test_help_names_every_command(nanode):
+    status, out, _ = nanode("--help")
+    assert status == 0
+    for name, summary in COMMANDS.items():
+        assert name in out
+        assert summary in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_file_and_help(nanode, name):
+    module = importlib.import_module(f"nanode.cli.{name}")
+    assert callable(module.command)
+    status, out, _ = nanode(name, "--help")
+    assert status == 0
+    assert f"Usage: nanode {name}" in out
+
+
+def test_help_imports_no_command():
+    """Training takes seconds to import; nobody waits for that to read a list."""
+    code = (
+        "import sys; from nanode.cli import main; main(['--help']); main(['--version']);"
+        "print([name for name in sys.modules if name.startswith(('nanode.training', 'lightning'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_script_is_installed():
+    (script,) = entry_points(group="console_scripts", name="nanode")
+    assert script.load() is main
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "nanode", "trian"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith('nanode: Unknown command "trian". Did you mean "train"?')
+
+
+def test_an_unknown_option(nanode):
+    status, out, err = nanode("evaluate", "somewhere", "--splti", "test")
+    assert (status, out) == (2, "")
+    assert err == "nanode: Unknown option: --splti. Did you mean --split?\n"
+
+
+def test_numbers_are_not_rounded(nanode):
+    status, _, err = nanode("reproduce", "table1", "--seeds", "1.5")
+    assert status == 2
+    assert err == 'nanode: Invalid value for --seeds: unable to convert "1.5" into int.\n'
+
+
+def test_a_missing_argument(nanode):
+    status, _, err = nanode("evaluate")
+    assert status == 2
+    assert "RUN" in err
+
+
+# ---- what goes wrong inside a command
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Have the command ``models`` fail in some way."""
+
+    def fail(why):
+        def command():
+            raise why
+
+        monkeypatch.setattr(app["models"], "default_command", command)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("why", "status", "message"),
+    [
+        (ValueError("a wrong value"), 1, "a wrong value"),
+        (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
+        (ImportError("needs x: pip install x"), 1, "needs x: pip install x"),
+        (RuntimeError("out of memory"), 1, "out of memory"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from there"),
+        (KeyError("x"), 1, "unexpected KeyError: 'x' (--debug shows where it comes from)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_take_one_line(nanode, failing, why, status, message):
+    failing(why)
+    assert nanode("models") == (status, "", f"nanode: {message}\n")
+
+
+@pytest.mark.parametrize("tokens", [("--debug", "models"), ("models", "--debug")])
+def test_debug_shows_where_an_error_comes_from(nanode, failing, tokens):
+    failing(ValueError("a wrong value"))
+    status, _, err = nanode(*tokens)
+    assert status == 1
+    assert err.startswith("Traceback")
+    assert "raise why" in err
+    assert err.endswith("nanode: a wrong value\n")
+
+
+def test_without_cyclopts(nanode, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
+    monkeypatch.delitem(sys.modules, "nanode.cli.app")
+    assert nanode("--version") == (
+        1,
+        "",
+        "nanode: the command line needs cyclopts: pip install nanode[cli]\n",
+    )

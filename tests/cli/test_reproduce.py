@@ -1,0 +1,96 @@
+"""Experiments through the command line, with one of two short runs."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from nanode.experiments import EXPERIMENTS, Planned
+from nanode.training import RunRecord, load_config
+
+
+@dataclass
+class Pair:
+    """Two seeds and a page with their accuracies."""
+
+    config: object
+    summary: str = "two seeds"
+
+    def plan(self, options, root=None):
+        seeds = range(options.seeds)
+        return [Planned(f"pair/seed{n}", replace(self.config, seed=n)) for n in seeds]
+
+    def report(self, root, out, options):
+        out.mkdir(exist_ok=True)
+        page, lines = out / "pair.md", []
+        for run in self.plan(options):
+            if (root / run.name / "run.json").exists():
+                record = RunRecord.load(root / run.name / "run.json")
+                lines.append(f"{run.name} is {record.status}")
+        page.write_text("\n".join(lines) or "nothing yet")
+        return [page, out / "pair.png"]
+
+
+@pytest.fixture
+def give(nanode, quick, tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "pair", Pair(load_config(quick)))
+    folders = ("--root", tmp_path / "runs", "--out", tmp_path / "results")
+
+    def call(*tokens):
+        return nanode("reproduce", "pair", *folders, "--seeds", 2, *tokens)
+
+    return call
+
+
+def test_runs_then_reports_and_repeats_nothing(give, tmp_path):
+    status, out, _ = give()
+    assert status == 0
+    accuracy = RunRecord.load(tmp_path / "runs/pair/seed1/run.json").metrics.test_accuracy
+    (line,) = (line for line in out.splitlines() if line.startswith("pair/seed1  finished"))
+    assert line.endswith(f"test {accuracy:.2%}")
+    assert "pair/seed0 is finished\npair/seed1 is finished" in out
+    assert out.splitlines()[-2:] == [
+        str(tmp_path / "results" / "pair.md"),
+        str(tmp_path / "results" / "pair.png"),
+    ]
+    status, again, _ = give()
+    assert status == 0
+    assert "finished after" not in again
+    assert "pair/seed1 is finished" in again
+
+
+def test_stopped_by_the_clock(give):
+    status, out, _ = give("--minutes", "1e-9")
+    assert status == 0
+    assert "nothing yet" in out
+    assert "Runs still to come: 2" in out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("--seeds", "0"), "seeds must be a whole number of at least 1, got 0"),
+        (("--data", "cifar"), "Did you mean 'cifar10'?"),
+        (("--budget", "fulll"), "Did you mean 'full'?"),
+        (("--minutes", "0"), "minutes must be above 0, got 0.0"),
+    ],
+)
+def test_bad_input(nanode, tmp_path, tokens, message):
+    folders = ("--root", tmp_path / "runs", "--out", tmp_path / "results")
+    status, out, err = nanode("reproduce", "table1", *folders, *tokens)
+    assert status in (1, 2)
+    assert message in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_experiment(nanode):
+    status, _, err = nanode("reproduce", "tabel1")
+    assert status == 1
+    assert "Did you mean 'table1'?" in err
+
+
+def test_all_are_listed(nanode):
+    status, out, _ = nanode("reproduce")
+    assert status == 0
+    shown = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
+    assert shown == {name: experiment.summary for name, experiment in EXPERIMENTS.items()}

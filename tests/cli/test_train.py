@@ -1,0 +1,143 @@
+"""Training and measuring through the command line, on real digits."""
+
+import json
+import os
+
+import pytest
+
+from nanode.training import RunRecord, load_config
+
+
+@pytest.fixture
+def trained(nanode, quick, run_folder):
+    answer = nanode("train", "image", "--config", quick, "--out", run_folder)
+    assert answer.status == 0, answer.err
+    return answer
+
+
+def test_what_a_run_says_and_leaves(trained, quick, run_folder):
+    record = RunRecord.load(run_folder / "run.json")
+    assert record.status == "finished"
+    assert record.config == load_config(quick)
+    test, validation = record.metrics.test_accuracy, record.metrics.validation_accuracy
+    assert f"test        {test:.2%}" in trained.out
+    assert f"validation  {validation:.2%}" in trained.out
+    assert str(run_folder / "run.json") in trained.out
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_evaluating_gives_the_recorded_numbers(trained, nanode, run_folder, split):
+    metrics = json.loads((run_folder / "run.json").read_text())["metrics"]
+    status, out, _ = nanode("evaluate", run_folder, "--split", split)
+    assert status == 0
+    measured, recorded = out.splitlines()
+    assert measured.split() == [
+        split,
+        f"{metrics[f'{split}_accuracy']:.2%}",
+        "loss",
+        f"{metrics[f'{split}_loss']:.4f}",
+    ]
+    assert recorded.split() == ["run.json", f"{metrics[f'{split}_accuracy']:.2%}"]
+
+
+def test_a_finished_run_is_not_repeated(trained, nanode, quick, run_folder):
+    before = (run_folder / "run.json").stat().st_mtime_ns
+    again = nanode("train", "image", "--config", quick, "--out", run_folder)
+    assert again == trained
+    assert (run_folder / "run.json").stat().st_mtime_ns == before
+
+
+def test_a_folder_that_is_taken(trained, nanode, quick, run_folder):
+    give = ("train", "image", "--config", quick, "--out", run_folder)
+    status, _, err = nanode(*give, "--no-resume")
+    assert status == 1
+    assert "holds a run already" in err
+    status, _, err = nanode(*give, "--seed", 5)
+    assert status == 1
+    assert "belongs to another configuration: seed (0 there, 5 here)" in err
+
+
+# ---- bad input: one line, and nothing is written
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("--data", "cifar11"), "did you mean 'cifar10'?"),
+        (("--model", "t-nanod-2"), "did you mean t-nanode-D?"),
+        (("--preset", "stagd"), "did you mean 'staged'?"),
+        (("--options.step", "3"), "unexpected keyword argument 'step'"),
+        (("--batch-size", "5000"), "has 1,294 images, fewer than a batch of 5,000"),
+        (("--augment.crop", "9"), "expected padding below the image's side, 8 pixels, got 9"),
+        (("--epochs", "0"), "epochs must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_bad_input(nanode, quick, run_folder, tokens, message):
+    status, out, err = nanode("train", "image", "--config", quick, "--out", run_folder, *tokens)
+    assert (status, out) == (1, "")
+    assert message in err
+    assert err.startswith("nanode: ")
+    assert err.count("\n") == 1
+    assert not run_folder.parent.exists()
+
+
+def test_a_wrong_key_in_the_file(nanode, quick, run_folder):
+    quick.write_text(quick.read_text() + "epoch: 3\n")
+    status, _, err = nanode("train", "image", "--config", quick, "--out", run_folder)
+    assert status == 1
+    assert err == f"nanode: {quick}: unknown key 'epoch'. Did you mean 'epochs'?\n"
+    assert not run_folder.parent.exists()
+
+
+def test_a_model_is_checked_before_data_are_fetched(nanode, quick, run_folder, monkeypatch):
+    def offline(*arguments, **options):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    give = ("train", "image", "--config", quick, "--out", run_folder, "--data", "cifar10")
+    status, _, err = nanode(*give, "--model", "aut")
+    assert status == 1
+    assert "there is no model 'aut'; did you mean auto?" in err
+
+
+def test_a_rate_that_diverges(nanode, quick, run_folder):
+    give = ("train", "image", "--config", quick, "--out", run_folder, "--optimizer.lr", "1e30")
+    status, out, err = nanode(*give)
+    assert (status, out) == (1, "")
+    assert err.startswith("nanode: the training loss became nan at step")
+    assert "lower optimizer.lr" in err
+    assert err.count("\n") == 1
+    assert json.loads((run_folder / "run.json").read_text())["status"] == "failed"
+    status, _, err = nanode("evaluate", run_folder)
+    assert status == 1
+    assert "is failed, expected a finished one" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_folders_without_permission(nanode, quick, run_folder, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    give = ("train", "image", "--config", quick)
+    data = ("--data", "cifar10", "--data-root", closed / "data")
+    status, _, err = nanode(*give, *data, "--out", run_folder)
+    assert status == 1
+    assert "no permission for" in err
+    assert not run_folder.parent.exists()
+    status, _, err = nanode(*give, "--out", closed / "run")
+    assert status == 1
+    assert "no permission to write the run folder" in err
+
+
+def test_a_file_where_a_folder_should_be(nanode, quick):
+    status, _, err = nanode("train", "image", "--config", quick, "--out", quick / "run")
+    assert status == 1
+    assert f"{quick} is a file" in err
+    status, _, err = nanode("train", "image", "--config", quick, "--out", quick)
+    assert status == 1
+    assert f"{quick} is a file" in err
+
+
+def test_evaluating_what_is_no_run(nanode, tmp_path):
+    status, _, err = nanode("evaluate", tmp_path)
+    assert status == 1
+    assert "can't read the run record" in err

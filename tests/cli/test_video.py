@@ -1,0 +1,87 @@
+"""Video runs through the command line."""
+
+import json
+
+import pytest
+from PIL import Image
+
+SHORT = ("--steps", 2, "--evaluate-every", 2, "--batch-size", 2, "--test-clips", 2, "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run."""
+    from nanode.cli import main
+
+    folder = tmp_path_factory.mktemp("runs") / "video"
+    tokens = ["train", "video", "--recipe", "moving-mnist-tiny", *map(str, SHORT)]
+    assert main([*tokens, "--options.width", "2", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_settings_are_laid_over_the_recipe(run):
+    config = json.loads((run / "run.json").read_text())["config"]
+    assert (config["steps"], config["batch_size"]) == (2, 2)
+    assert config["options"] == {"width": 2, "g_dim": 16, "z_dim": 4, "rnn_size": 32}
+    assert config["optimizer"]["lr"] == 5e-3
+
+
+def test_a_single_setting_of_the_optimizer(nanode, tmp_path):
+    status, out, err = nanode(
+        *("train", "video", "--recipe", "moving-mnist-tiny", *SHORT, "--options.width", 2),
+        *("--optimizer.lr", "1e-3", "--schedule.name", "cosine", "--out", tmp_path / "run"),
+    )
+    assert status == 0, err
+    config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    assert config["optimizer"] == {"lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0.0}
+    assert config["schedule"]["name"] == "cosine"
+    assert "test   loss" in out
+
+
+def test_evaluate(nanode, run, tmp_path):
+    tokens = ("evaluate", run, "--sequences", 2, "--samples", 2, "--out", tmp_path / "score.json")
+    status, out, _ = nanode(*tokens)
+    assert status == 0
+    found = json.loads((tmp_path / "score.json").read_text())
+    assert len(found["psnr"]) == 5
+    assert f"{sum(found['psnr']) / 5:.2f}" in out
+    assert f"MSE {found['openstl_mse']:.2f}" in out
+
+
+def test_generate(nanode, run, tmp_path):
+    status, out, _ = nanode("generate", run, "--sequences", 1, "--samples", 2, "--shown", 1)
+    assert (status, out) == (0, f"{run / 'generated.gif'}\n")
+    with Image.open(run / "generated.gif") as film:
+        assert film.n_frames == 8
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("generate", "RUN", "--out", "film.avi"), ".gif or .mp4, got 'film.avi'"),
+        (("evaluate", "RUN", "--split", "validation"), "split must be one of train, test"),
+        (("evaluate", "RUN", "--norms", "batch", "--length", 2), "length must be"),
+        (("generate", "nowhere"), "can't read the run record"),
+    ],
+)
+def test_bad_input(nanode, run, tokens, message):
+    status, _, err = nanode(*(run if token == "RUN" else token for token in tokens))
+    assert status == 1
+    assert message in err
+
+
+def test_a_model_that_does_not_exist(nanode, tmp_path):
+    tokens = (
+        "--data",
+        "moving-mnist",
+        "--steps",
+        1,
+        "--model",
+        "svg-nano",
+        "--out",
+        tmp_path / "r",
+    )
+    status, _, err = nanode("train", "video", *tokens)
+    assert status == 1
+    assert "did you mean 'svg-nanode'?" in err
+    assert list(tmp_path.iterdir()) == []

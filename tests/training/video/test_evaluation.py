@@ -1,0 +1,147 @@
+"""Evaluation of runs: what is measured, on which frames, and what it must not depend on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nanode.training.video import evaluate_video, load_video_model, train_video
+from nanode.training.video.evaluation import best_samples, norm_statistics, open_task
+from nanode.training.video.metrics import psnr, ssim
+from tests.training.video.conftest import squares
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+
+@pytest.fixture
+def run(tmp_path, config):
+    train_video(replace(config, steps=6), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_scores_are_of_the_best_sample_and_of_predicted_frames(run):
+    score = evaluate_video(run, sequences=3, samples=4, seed=2)
+    task = open_task(run, seed=2)
+    indices = torch.arange(3)
+    truth = task.truth(indices)
+    made = task.generated(indices, truth, 4)
+    assert made.shape == (3, 4, 8, 1, 16, 16)
+    psnrs, ssims = [], []
+    for n in range(3):
+        found = []
+        for s in range(4):
+            pairs = [(made[n, s, t][None], truth[n, t][None]) for t in range(3, 8)]
+            found.append(([psnr(*pair).item() for pair in pairs], [ssim(*p).item() for p in pairs]))
+        best = max(found, key=lambda pair: sum(pair[1]))
+        psnrs.append(best[0])
+        ssims.append(best[1])
+    expected = torch.tensor(psnrs).mean(0).tolist(), torch.tensor(ssims).mean(0).tolist()
+    assert score.psnr == pytest.approx(expected[0], rel=1e-4)
+    assert score.ssim == pytest.approx(expected[1], abs=1e-5)
+    assert score.best_psnr == pytest.approx(sum(expected[0]) / 5, rel=1e-4)
+    assert (score.sequences, score.samples, score.n_past, score.length) == (3, 4, 3, 8)
+
+
+def test_openstl_is_of_the_expected_prediction(run):
+    score = evaluate_video(run, sequences=4, samples=1)
+    task = open_task(run)
+    truth = task.truth(torch.arange(4))
+    expected = task.expected(truth)[:, 3:]
+    error = (expected - truth[:, 3:]).square().sum(dim=(2, 3, 4)).mean().item()
+    assert score.openstl_mse == pytest.approx(error, rel=1e-5)
+
+
+def test_more_samples_are_no_worse_and_begin_alike(run):
+    few, many = (evaluate_video(run, sequences=2, samples=n) for n in (2, 6))
+    assert many.best_ssim >= few.best_ssim
+    task = open_task(run)
+    truth = task.truth(torch.arange(2))
+    two = task.generated(torch.arange(2), truth, 2)
+    assert torch.allclose(two, task.generated(torch.arange(2), truth, 6)[:, :2], atol=1e-6)
+
+
+def test_neither_batches_nor_other_clips_matter(run):
+    whole = evaluate_video(run, sequences=5, samples=3, rows=100)
+    parts = evaluate_video(run, sequences=5, samples=3, rows=3)
+    # Other batch sizes round otherwise.
+    assert whole.psnr == pytest.approx(parts.psnr, rel=1e-5)
+    assert whole.ssim == pytest.approx(parts.ssim, abs=1e-5)
+
+
+def test_the_seed_decides(run):
+    a, b, c = (evaluate_video(run, sequences=2, samples=2, seed=seed) for seed in (0, 0, 1))
+    assert a == b
+    assert a.psnr != c.psnr
+    assert a.openstl_mse == c.openstl_mse  # no latents are drawn there
+
+
+def test_another_horizon_and_split(run):
+    score = evaluate_video(run, sequences=1, samples=1, n_past=2, length=12, split="train")
+    assert (len(score.psnr), score.split, score.n_past) == (10, "train", 2)
+
+
+def test_all_clips_where_there_are_fewer(run):
+    assert evaluate_video(run, sequences=100, samples=1).sequences == 6
+
+
+def test_norms_of_each_batch_leave_the_model_as_it_was(run):
+    model, _ = load_video_model(run)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with norm_statistics(model, "batch"):
+        assert model.training
+        model(torch.rand(2, 4, 1, 16, 16), 2)
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    stored, batch = (
+        evaluate_video(run, sequences=4, samples=1, norms=n) for n in ("stored", "batch")
+    )
+    assert stored.psnr != batch.psnr
+
+
+def test_networks_of_the_user_see_predicted_frames(run):
+    seen = []
+
+    def network(truth, made):
+        seen.append((truth, made))
+        return torch.tensor(7.0)
+
+    score = evaluate_video(run, sequences=5, samples=2, rows=4, networks={"fvd": network})
+    assert score.networks == {"fvd": 7.0}
+    ((truth, made),) = seen
+    assert truth.shape == made.shape == (5, 5, 1, 16, 16)
+    task = open_task(run)
+    assert torch.equal(truth, task.truth(torch.arange(5))[:, 3:])
+
+
+def test_the_best_sample_has_the_best_mean_similarity():
+    torch.manual_seed(0)
+    future = torch.rand(2, 3, 1, 16, 16)
+    noise = torch.tensor([0.3, 0.05, 0.2])[None, :, None, None, None, None]
+    made = (future[:, None] + noise * torch.randn(2, 3, 3, 1, 16, 16)).clamp(0, 1)
+    best, values = best_samples(made, future)
+    assert best.tolist() == [1, 1]
+    assert values.shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 13}, "12 frames a clip, too few for length = 13"),
+        ({"length": 3}, "length must be a whole number of at least 4, got 3"),
+        ({"n_past": 0}, "n_past must be"),
+        ({"samples": 0}, "samples must be"),
+        ({"norms": "stord"}, "Did you mean 'stored'"),
+        ({"split": "validation"}, "split must be one of train, test"),
+    ],
+)
+def test_bad_input(run, options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_video(run, **{"sequences": 1, "samples": 1} | options)
+
+
+def test_frames_outside_the_unit_interval(run, clips, monkeypatch):
+    data = clips(test=squares(4))
+    inner = data.test._frames
+    monkeypatch.setattr(data.test, "_frames", lambda *given: inner(*given) - 0.5)
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got -0.5 to 0.5"):
+        evaluate_video(run, sequences=1, samples=1)

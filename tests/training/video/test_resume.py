@@ -1,0 +1,68 @@
+"""Interrupted video runs go on as if nothing had happened."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanode.training.video import VideoRecord, train_video
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+
+def timeless(points):
+    return [replace(point, seconds=0.0) for point in points]
+
+
+@pytest.mark.parametrize(("stop", "every"), [(2, 3), (8, 5), (11, None)])
+def test_resuming_gives_the_same_bits(tmp_path, config, interrupt, lines, stop, every):
+    config = replace(config, checkpoint_every=every)
+    whole = train_video(config, tmp_path / "whole")
+    interrupt(stop)
+    with pytest.raises(KeyboardInterrupt):
+        train_video(config, tmp_path / "parts")
+    assert VideoRecord.load(tmp_path / "parts" / "run.json").status == "running"
+    interrupt(100)
+    record = train_video(config, tmp_path / "parts")
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert timeless(record.curves) == timeless(whole.curves)
+    assert timeless(record.tests) == timeless(whole.tests)
+    assert record.metrics.test == whole.metrics.test
+    assert record.times.starts == 2
+    one, other = (load_file(tmp_path / name / "final.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_asked_to_stop(tmp_path, config, lines):
+    asked = iter([False] * 5 + [True])
+    record = train_video(config, tmp_path / "parts", stop=lambda: next(asked))
+    assert record.status == "running"
+    assert len(lines(tmp_path / "parts")) == 5
+    record = train_video(config, tmp_path / "parts")
+    whole = train_video(config, tmp_path / "whole")
+    assert record.status == "finished"
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert timeless(record.curves) == timeless(whole.curves)
+
+
+def test_time_goes_on_where_it_was(tmp_path, config, interrupt):
+    config = replace(config, checkpoint_every=4)
+    interrupt(6)
+    with pytest.raises(KeyboardInterrupt):
+        train_video(config, tmp_path)
+    before = VideoRecord.load(tmp_path / "run.json").curves[-1]
+    interrupt(100)
+    record = train_video(config, tmp_path)
+    assert record.curves[0] == before
+    assert record.curves[1].seconds > before.seconds
+
+
+def test_a_finished_run_is_not_repeated(tmp_path, config, interrupt):
+    record = train_video(config, tmp_path)
+    interrupt(0)
+    assert train_video(replace(config, log_every=7), tmp_path) == record
+    with pytest.raises(ValueError, match=r"another configuration: beta \(0.0001 there, 0.1 here\)"):
+        train_video(replace(config, beta=0.1), tmp_path)
+    with pytest.raises(ValueError, match="holds a run already"):
+        train_video(config, tmp_path, resume=False)
