@@ -91,13 +91,14 @@ class Bottlenecks:
     ) -> None:
         self.moving, self.dtype, self.wide, self.eps = list(moving), dtype, x.dtype, 1e-5
         self.size = (x.shape[0], *x.shape[2:])
+        self.given = [(t.shape, t.dtype) for t in tensors]
         # Cast and laid out once for all evaluations, not once a step.
         first, middle, last, *affine = tensors
         self.ready = [
-            first.flatten(-3).to(dtype).contiguous(),
-            middle.movedim(-3, -1).to(dtype).contiguous().movedim(-1, -3),
-            last.flatten(-3).to(dtype).contiguous(),
-            *(tensor.to(x.dtype).contiguous() for tensor in affine),
+            _packed(first.flatten(-3), dtype),
+            _packed(middle.movedim(-3, -1), dtype).movedim(-1, -3),
+            _packed(last.flatten(-3), dtype),
+            *(_packed(tensor, x.dtype) for tensor in affine),
         ]
         self.rows: list[Tensor] = []
         #: The norms' statistics in each evaluation where they are not the batch's own.
@@ -188,18 +189,23 @@ class Bottlenecks:
         """Evaluation i gets no gradient."""
         torch._foreach_zero_([part[i] for part in self.rows])
 
-    def grads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def grads(self) -> list[Tensor]:
         """The gradients of the tables, in their order; those of constants are summed."""
         # A norm's sums are the gradients of its bias and weight, in this order.
         affine = [part for rows in self.rows[:3] for part in (rows[:, 1], rows[:, 0])]
-        found = zip([*self.rows[3:], *affine], tensors, self.moving, strict=True)
-        return [(g if m else g.sum(0)).reshape(t.shape).to(t.dtype) for g, t, m in found]
+        found = zip([*self.rows[3:], *affine], self.moving, self.given, strict=True)
+        return [(g if m else g.sum(0)).reshape(shape).to(dtype) for g, m, (shape, dtype) in found]
 
     def _convolved(self, active: Tensor, kernel: Tensor) -> Tensor:
         return rows_of(F.conv2d(self._images(active), kernel, padding=1))
 
     def _images(self, rows: Tensor) -> Tensor:
         return images_of(rows, self.size)
+
+
+def _packed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast and made contiguous, by one copy at the most."""
+    return tensor.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 def images_of(rows: Tensor, size: Sequence[int]) -> Tensor:

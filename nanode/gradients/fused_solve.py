@@ -80,7 +80,7 @@ def fused_solve(method: Gradient, problem: Problem, x: State) -> list[State]:
     if run.keeps:
         y: Tensor = _Fused.apply(run, x[0], *tensors)
     else:
-        y = _forward(run, x[0], tensors)[0]
+        y = _forward(run, Bottlenecks(tensors, moving, run.dtype(x[0]), x[0]), x[0])[0]
     return [(y,)]
 
 
@@ -138,20 +138,21 @@ class _Run:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, x: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.run, ctx.shape, ctx.dtype = run, x.shape, run.dtype(x)
-        end, kept, ctx.norms = _forward(run, x, tensors)
-        ctx.save_for_backward(*tensors, *kept)
+        ctx.run, ctx.fields = run, Bottlenecks(tensors, run.moving, run.dtype(x), x)
+        end, kept, ctx.norms = _forward(run, ctx.fields, x)
+        ctx.count = len(kept)
+        # Constant weights are read where they are: saved, so that a change in between is noticed.
+        still = [t for t, moves in zip(tensors, run.moving, strict=True) if not moves]
+        ctx.save_for_backward(*kept, *still)
         return end
 
     @staticmethod
     @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         run: _Run = ctx.run
-        tensors, kept = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
-        like = torch.empty(ctx.shape, dtype=grad.dtype, device="meta")
-        fields = Bottlenecks(tensors, run.moving, ctx.dtype, like)
-        fields.eps = run.norms[0].eps
+        fields: Bottlenecks = ctx.fields
         fields.prepare_grads(len(ctx.norms), grad.device)
+        kept = ctx.saved_tensors[: ctx.count]
         g = rows_of(grad.contiguous(memory_format=torch.channels_last))
         with torch.autocast(grad.device.type, enabled=False):
             if isinstance(run.method, Reversal):
@@ -160,14 +161,11 @@ class _Fused(torch.autograd.Function):
                 in_x = _pulled(run, fields, kept, ctx.norms, g)
             else:
                 in_x = _rewound(run, fields, kept, ctx.norms, g)
-        return (None, images_of(in_x, fields.size), *fields.grads(tensors))
+        return (None, images_of(in_x, fields.size), *fields.grads())
 
 
-def _forward(
-    run: _Run, x: Tensor, tensors: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor], list[Norms]]:
+def _forward(run: _Run, fields: Bottlenecks, x: Tensor) -> tuple[Tensor, list[Tensor], list[Norms]]:
     """The end, what is kept for the backward pass, and all norms; statistics are recorded."""
-    fields = Bottlenecks(tensors, run.moving, run.dtype(x), x)
     fields.eps, fields.fixed = run.norms[0].eps, run.fixed()
     rows = rows_of(x.detach())  # which an owned solve may write over
     with torch.autocast(x.device.type, enabled=False):

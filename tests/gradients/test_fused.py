@@ -206,6 +206,16 @@ def test_what_is_no_bottleneck_runs_as_ever():
     assert not is_bottleneck(nanode.Autonomous(strided))
 
 
+def test_weights_changed_between_the_passes_are_noticed():
+    field = make_field("constant norms")
+    block = nanode.ODEBlock(field, 3, gradient=Compiled(nanode.Backprop(), fused=True))
+    y = block(torch.randn(2, 16, 4, 4, requires_grad=True))
+    with torch.no_grad():
+        field.module[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_second_derivatives_are_refused():
     block = nanode.ODEBlock(
         make_field("moving"), 3, gradient=Compiled(nanode.Backprop(), fused=True)
