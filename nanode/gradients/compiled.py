@@ -25,7 +25,7 @@ from nanode.fields.field import Field
 from nanode.fields.norms import norms_in
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
-from nanode.gradients.fused_solve import Fused, serves
+from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
 from nanode.gradients.randomness import random_state

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import nanode
-from nanode.gradients import fused_solve
 from nanode.gradients.compiled import Compiled
-from nanode.gradients.fused import is_bottleneck
+from nanode.gradients.fused import solve as fused_solve
+from nanode.gradients.fused.bottleneck import is_bottleneck
 from nanode.models.layers import batch_norm, bottleneck, group_norm
 
 COMBINATIONS = [
@@ -91,7 +91,7 @@ def test_segments(segments, hidden, device):
 def test_a_solve_may_own_its_memory(solver, gradient, hidden, monkeypatch):
     """As a captured one does: x, states and cotangents are then written over, results the same."""
 
-    class Owning(fused_solve._Run):
+    class Owning(fused_solve.Run):
         def __init__(self, *args):
             super().__init__(*args)
             self.owned = True
@@ -100,7 +100,7 @@ def test_a_solve_may_own_its_memory(solver, gradient, hidden, monkeypatch):
     x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2)).double()
     fused = nanode.ODEBlock(field, 12, solver, Compiled(gradient, fused=True))
     plain = passed(fused, x)
-    monkeypatch.setattr(fused_solve, "_Run", Owning)
+    monkeypatch.setattr(fused_solve, "Run", Owning)
     own = x.clone().to(memory_format=torch.channels_last).requires_grad_()
     y = fused(own)
     assert torch.equal(y, plain[0])
