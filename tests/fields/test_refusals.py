@@ -1,0 +1,139 @@
+"""What a field of moving weights refuses, and how it says so."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+
+
+def refused(message, module=None, *args, **options):
+    """The call is refused, and the module is as it was."""
+    module = nn.Linear(2, 2) if module is None else module
+    before = [(name, p) for name, p in module.named_parameters()]
+    with pytest.raises(ValueError, match=message):
+        nanode.TimeVarying(module, *args, **options)
+    after = [(name, p) for name, p in module.named_parameters()]
+    assert all(a[0] == b[0] and a[1] is b[1] for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("pattern", ["wieght", "0", "weight.", "*.bias", ""])
+def test_refuses_an_override_that_names_no_parameter(pattern):
+    refused(
+        "names no parameter; there are: weight, bias",
+        None,
+        nanode.Legendre(2),
+        overrides={pattern: None},
+    )
+
+
+def test_refuses_a_module_without_parameters():
+    refused(r"Sequential has no parameters.*nanode\.Autonomous", nn.Sequential(), nanode.Constant())
+    refused("ReLU has no parameters", nn.ReLU(), nanode.Constant())
+
+
+def test_refuses_a_module_whose_weights_already_move():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    refused("Linear has no parameters", field.module, nanode.Constant())
+
+
+def test_refuses_neither_or_both_of_basis_and_weights():
+    refused("either basis= or weights=, and not both", None)
+    refused("either basis=", None, nanode.Constant(), weights=nanode.Hypernetwork)
+
+
+def test_refuses_a_start_for_another_kind_of_trajectory():
+    refused("start= belongs to basis=", None, start=nanode.Held(), weights=nanode.Hypernetwork)
+
+
+def test_refuses_an_unknown_start():
+    refused("must be a Start or \"untied\", got 'random'", None, nanode.Legendre(2), start="random")
+
+
+@pytest.mark.parametrize("basis", ["chebyshev-3", nanode.Chebyshev, 3], ids=str)
+def test_refuses_what_is_no_basis(basis):
+    refused(r"basis must be a Basis such as nanode\.Chebyshev", None, basis)
+
+
+@pytest.mark.parametrize("motion", ["chebyshev", 3], ids=str)
+def test_refuses_an_override_that_is_no_motion(motion):
+    message = "'bias' must be a basis, a trajectory factory or None, got"
+    refused(message, None, nanode.Legendre(2), overrides={"bias": motion})
+
+
+def test_refuses_to_leave_everything_constant():
+    message = r"every parameter is left constant; use nanode\.Autonomous"
+    refused(message, None, nanode.Legendre(2), overrides={"*": None})
+
+
+def test_refuses_several_intervals():
+    refused(
+        r"share an interval, got \[\(0\.0, 1\.0\), \(0\.0, 2\.0\)\].*interval=\(t0, t1\)",
+        None,
+        nanode.Legendre(2),
+        overrides={"bias": nanode.Legendre(2, interval=(0.0, 2.0))},
+    )
+    refused(
+        "share an interval",
+        None,
+        nanode.Legendre(2, interval=(0.0, 2.0)),
+        overrides={"bias": nanode.Hypernetwork},
+    )
+
+
+@pytest.mark.parametrize("t", [float("nan"), float("inf"), float("-inf")])
+def test_refuses_a_time_that_is_no_number(t):
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    with pytest.raises(ValueError, match=f"t must be a finite number, got {t!r}"):
+        field(t, torch.ones(2))
+
+
+def test_refuses_many_times():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    with pytest.raises(ValueError, match=r"without axes, got shape \(2,\)"):
+        field(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.parametrize("order", [0, -1])
+def test_refuses_an_order_below_one(order):
+    for make_basis in (nanode.Trigonometric, nanode.Chebyshev, nanode.Bucketed):
+        with pytest.raises(ValueError, match=f"must be an integer of at least 1, got {order}"):
+            nanode.TimeVarying(nn.Linear(2, 2), make_basis(order))
+
+
+@pytest.mark.parametrize("interval", [(1.0, 1.0), (1.0, 0.0)], ids=str)
+def test_refuses_an_interval_that_does_not_rise(interval):
+    with pytest.raises(ValueError, match="t0 < t1"):
+        nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2, interval=interval))
+
+
+def test_refuses_a_state_dict_of_another_basis():
+    small = nanode.TimeVarying(nn.Linear(2, 2), nanode.Trigonometric(1))
+    large = nanode.TimeVarying(nn.Linear(2, 2), nanode.Trigonometric(2))
+    # torch's own words say which weight, which size came and which was expected.
+    message = r"size mismatch for trajectory\.coefficients\.weight.*\[3, 4\].*\[5, 4\]"
+    with pytest.raises(RuntimeError, match=message):
+        large.load_state_dict(small.state_dict())
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.SyncBatchNorm(2),
+     nn.InstanceNorm2d(2, affine=True, track_running_stats=True)],
+    ids=lambda norm: type(norm).__name__,
+)  # fmt: skip
+def test_refuses_running_statistics(norm):
+    module = nn.Sequential(nn.Conv2d(2, 2, 1), norm)
+    message = rf"1 is a {type(norm).__name__} with running statistics.*nanode\.BatchNorm"
+    refused(message, module, nanode.Constant())
+    with pytest.raises(ValueError, match=message):
+        nanode.Autonomous(module)
+
+
+def test_allows_norms_without_running_statistics():
+    module = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 2))
+    alone = copy.deepcopy(module)
+    x = torch.randn(5, 2)
+    assert torch.equal(nanode.TimeVarying(module, nanode.Constant())(0.1, x), alone(x))
