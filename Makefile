@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help demo test lint types pytest test-gpu bench figures clean
+.PHONY: help demo test lint types pytest test-gpu bench bench-gpu figures clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
@@ -42,10 +42,16 @@ test-gpu:
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/weight_table.py
+	$(BIN)/python benchmarks/mlp.py
 	$(BIN)/python benchmarks/compare.py --preset cpu
+
+bench-gpu:
+	$(PYTHON) benchmarks/weight_table.py --device cuda
+	$(PYTHON) benchmarks/compare.py --preset gpu --device cuda --norm batch --steps 10 100 --repeats 20
 
 figures: $(STAMP)
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/stability_figures.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis out
