@@ -119,16 +119,18 @@ def _collapses(cell: Cell) -> str:
 
 
 def _verdicts(cells: Cells, rates: Sequence[float]) -> str:
-    rows = []
-    for lr in rates:
-        means = {model: cells[lr, model].accuracy for model in MODELS}
-        row = [f"{lr:g}"]
-        for plain, orthogonal in PAIRS:
-            claim = Claim("orthogonal weights are ahead", (orthogonal,), (plain,))
-            row.append(str(judge(claim, means)))
-        rows.append(row)
-    header = ["orthogonal ahead of batch norm only, at learning rate", "held", "random"]
+    rows = [[f"{lr:g}", *(_verdict(cells, lr, *pair) for pair in PAIRS)] for lr in rates]
+    header = ["orthogonal ahead (finished runs), at learning rate", "held", "random"]
     return table(header, rows)
+
+
+def _verdict(cells: Cells, lr: float, plain: str, orthogonal: str) -> str:
+    pair = {model: cells[lr, model] for model in (plain, orthogonal)}
+    lost = [MODELS[model] for model, cell in pair.items() if cell.records and not cell.finished]
+    if lost:
+        return f"every run diverged: {'; '.join(lost)}"
+    claim = Claim("orthogonal weights are ahead", (orthogonal,), (plain,))
+    return str(judge(claim, {model: cell.accuracy for model, cell in pair.items()}))
 
 
 def _panels(cells: Cells, lr: float) -> list[Panel]:

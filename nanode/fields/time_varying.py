@@ -1,7 +1,7 @@
 """Any module as a field whose weights are functions of time."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import (
     Expansion,
     Form,
+    GivensWalk,
     Joined,
     Orthogonal,
     Start,
@@ -46,8 +47,8 @@ class TimeVarying(Field):
             basis or trajectory for some weights, or None to leave them constant in time. Where
             several match, the last one counts.
         orthogonal: keeps moving matrices and kernels orthogonal by a form such as
-            ``nanode.Householder()``: all of them, or some, by name as in ``overrides``. What has
-            one axis (biases, the affine parameters of norms) moves as without.
+            ``nanode.Householder()``: all of them, or some, by name as in ``overrides`` (None
+            leaves some out). What has one axis (biases, most parameters of norms) moves as without.
 
     With a constant basis this is ``Autonomous(module)``.
 
@@ -103,19 +104,16 @@ class TimeVarying(Field):
         motions = _motions(_names(module), basis if basis is not None else weights, overrides or {})
         moving = {name: parameters[name] for name, motion in motions.items() if motion is not None}
         forms = _forms(_names(module), moving, orthogonal)
-        parts: list[Trajectory] = []
-        for motion, names in _grouped(motions):
-            make = (
-                partial(Expansion, basis=motion, start=start)
-                if isinstance(motion, Basis)
-                else motion
+        if forms and isinstance(start, GivensWalk):
+            raise ValueError(
+                "under orthogonal= a GivensWalk would be the start of the free numbers, not of the "
+                "weights; use one of the two, or let some weights walk by overrides="
             )
-            free = {name: parameters[name] for name in names if name not in forms}
-            bound = {name: parameters[name] for name in names if name in forms}
-            if free:
-                parts.append(make(free))
-            if bound:
-                parts.append(Orthogonal(bound, make, {name: forms[name] for name in bound}))
+        parts = [
+            part
+            for motion, names in _grouped(motions)
+            for part in _parts(motion, {name: moving[name] for name in names}, forms, start)
+        ]
         if not parts:
             raise ValueError("every parameter is left constant; use nanode.Autonomous(module)")
         self.trajectory = parts[0] if len(parts) == 1 else Joined(parts)
@@ -220,6 +218,22 @@ def _grouped(motions: Mapping[str, Motion]) -> list[tuple[Basis | TrajectoryFact
         if motion is not None:
             groups.setdefault(id(motion), (motion, []))[1].append(name)
     return list(groups.values())
+
+
+def _parts(
+    motion: Basis | TrajectoryFactory,
+    parameters: Mapping[str, Tensor],
+    forms: Mapping[str, Form],
+    start: Start | None,
+) -> Iterator[Trajectory]:
+    """The trajectory of what moves freely, and that of what is kept orthogonal."""
+    make = partial(Expansion, basis=motion, start=start) if isinstance(motion, Basis) else motion
+    free = {name: value for name, value in parameters.items() if name not in forms}
+    bound = {name: value for name, value in parameters.items() if name in forms}
+    if free:
+        yield make(free)
+    if bound:
+        yield Orthogonal(bound, make, {name: forms[name] for name in bound})
 
 
 def _fresh(module: nn.Module) -> nn.Module:

@@ -184,12 +184,14 @@ def nearest(weight: Tensor) -> Tensor:
             [ 0., -1.]], dtype=torch.float64)
     """
     u, sigma, vh = torch.linalg.svd(exact(weight), full_matrices=False)
-    eps = torch.finfo(weight.dtype).eps
-    rank = int((sigma > eps * max(weight.shape) * sigma.amax()).sum()) if sigma.numel() else 0
-    if rank < weight.shape[-1] or not rank:
+    # By the precision of the decomposition, not of the weight: by single precision's one random
+    # matrix of 1024 × 1024 in five would count as singular, by bfloat16's every one of 128 × 128.
+    eps = torch.finfo(sigma.dtype).eps
+    rank = int((sigma > eps * max(weight.shape) * sigma[:1]).sum())
+    if rank < weight.shape[-1]:
         raise ValueError(
             f"its rank is {rank} of {weight.shape[-1]}, so no orthogonal matrix is the nearest; "
-            "start it with torch.nn.init.orthogonal_"
+            "start it with torch.nn.init.orthogonal_, or leave it out"
         )
     polar: Tensor = u @ vh
     return polar

@@ -12,6 +12,7 @@ which is there for one rotation already: the coordinates it doesn't turn.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -97,7 +98,9 @@ class GivensWalk(Start):
 
     Args:
         turns: pairs of coordinates (i, j), or (i, j, m) for m times the angle: one list for every
-            matrix, or lists by parameter name; what is not named is held.
+            matrix, or lists by parameter name; what is not named is held. Where weights move by
+            several bases, ``overrides={name: partial(nanode.Expansion, basis=basis, start=walk)}``
+            lets one of them walk.
 
     >>> import nanode
     >>> field = nanode.TimeVarying(
@@ -126,7 +129,8 @@ class GivensWalk(Start):
             missing = [name for name in self.turns if name not in parameters]
             if missing:
                 raise ValueError(
-                    f"a walk is given for {missing[0]!r}; there are: {', '.join(parameters)}"
+                    f"a walk is given for {missing[0]!r}; by this basis move: "
+                    f"{', '.join(parameters)}"
                 )
             return dict(self.turns)
         walks = {name: self.turns for name, value in parameters.items() if value.ndim >= 2}
@@ -167,13 +171,13 @@ def checked_turns(turns: Sequence[Any], size: int) -> list[tuple[int, int, int]]
     for turn in turns:
         i, j, *multiple = turn if isinstance(turn, Sequence) and len(turn) in (2, 3) else (0, 0)
         m = multiple[0] if multiple else 1
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (i, j, m))
+        whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in (i, j, m))
         if not whole or i == j or not (0 <= i < size and 0 <= j < size) or m == 0:
             raise ValueError(
                 f"a turn must be two different coordinates below {size}, and perhaps a whole "
                 f"multiple of the angle other than 0, got {turn!r}"
             )
-        found.append((i, j, m))
+        found.append((int(i), int(j), int(m)))
     if not found:
         raise ValueError("a walk needs at least one turn, got none")
     return found

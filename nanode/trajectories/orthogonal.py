@@ -93,7 +93,8 @@ class Orthogonal(Trajectory):
         r"""The sum over all weights of :math:`\int W^{(m)2} dt` for m = 0 or 1, by quadrature.
 
         For m = 0 it is constant unless the form is ``Skew``. Where weights jump, m = 1 takes first
-        differences between the pieces, divided by their width.
+        differences between the pieces, divided by their width. Elsewhere 64 nodes and more serve:
+        for random weights of order 30 at frequency 2π they are up to 6 % off.
         """
         if m not in (0, 1):
             raise ValueError(
@@ -128,7 +129,8 @@ class Orthogonal(Trajectory):
         try:
             free, fixed = self.forms[name].right_inverse(as_matrix(value, value.shape))
         except ValueError as why:
-            raise ValueError(f"{name!r} can't be started: {why}") from None
+            shape = tuple(value.shape)
+            raise ValueError(f"{name!r} of shape {shape} can't be started: {why}") from None
         wide = is_wide(value.shape)
         free = (free.mT if wide else free).to(device=value.device, dtype=value.dtype)
         if free.numel() == value.numel():

@@ -81,4 +81,6 @@ def test_failed_runs_are_reported(tmp_path, write):
     assert run.config.model == "chebyshev-5-orthogonal"
     write(run, status="failed")
     _, page = FIGURE.report(tmp_path, tmp_path / "out", Options())
-    assert "| 0.1 | held, orthogonal | failed (seed 0) | 1 of 1 |" in page.read_text()
+    text = page.read_text()
+    assert "| 0.1 | held, orthogonal | failed (seed 0) | 1 of 1 |" in text
+    assert "| 0.1 | every run diverged: held, orthogonal | not measured |" in text

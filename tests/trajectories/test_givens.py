@@ -1,5 +1,7 @@
 """Walks by Givens rotations and the trigonometric polynomials that they are."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -27,8 +29,8 @@ def random_walk(rng, multiples):
     size = int(rng.integers(2, 9))
     turns = []
     for _ in range(int(rng.integers(1, 13))):
-        i, j = (int(n) for n in rng.choice(size, 2, replace=False))
-        turns.append((i, j, int(rng.choice([-3, -2, -1, 1, 2, 3]))) if multiples else (i, j))
+        i, j = rng.choice(size, 2, replace=False)  # numpy's integers serve as well as Python's
+        turns.append((i, j, rng.choice([-3, -2, -1, 1, 2, 3])) if multiples else (i, j))
     return turns, size
 
 
@@ -139,6 +141,29 @@ def test_walks_by_name():
     assert torch.equal(path(0.6)["b"], given["b"])
 
 
+def test_one_weight_walks_beside_others():
+    basis = nanode.Trigonometric(1)
+    field = nanode.TimeVarying(
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
+        nanode.Chebyshev(2),
+        overrides={
+            "1.weight": partial(
+                nanode.Expansion,
+                basis=basis,
+                start=nanode.GivensWalk(
+                    [
+                        (0, 1),
+                    ]
+                ),
+            )
+        },
+        orthogonal={"0": nanode.Cayley()},
+    )
+    q = field.weights_at(0.0)["1.weight"].detach().numpy()
+    w = field.weights_at(0.6)["1.weight"].detach().numpy()
+    np.testing.assert_allclose(w, q @ rotation(3, 0, 1, 0.6), rtol=0, atol=1e-12)
+
+
 # ---- bad input
 
 
@@ -164,7 +189,7 @@ def test_refuses_an_empty_walk():
         ("w", nanode.Trigonometric(1), [(0, 1), (1, 2)], r"'w'.*degree 2.*order 1.*\(order=2\)"),
         ("w", nanode.Chebyshev(4), [(0, 1)], "'w'.*Trigonometric basis, got Chebyshev"),
         ("w", nanode.Trigonometric(2), [(0, 3)], r"'w'.*below 3.*got \(0, 3\)"),
-        ("w", nanode.Trigonometric(2), {"v": [(0, 1)]}, "'v'; there are: w"),
+        ("w", nanode.Trigonometric(2), {"v": [(0, 1)]}, "'v'; by this basis move: w"),
         ("b", nanode.Trigonometric(2), [(0, 1)], "none of b is a matrix"),
         ("b", nanode.Trigonometric(2), {"b": [(0, 1)]}, r"'b'.*expected a real matrix"),
         ("zero", nanode.Trigonometric(2), [(0, 1)], "'zero'.*rank is 0 of 3"),
@@ -174,3 +199,13 @@ def test_start_refuses(given, basis, turns, message):
     values = {"w": torch.eye(3), "b": torch.zeros(3), "zero": torch.zeros(3, 3)}
     with pytest.raises(ValueError, match=message):
         nanode.Expansion({given: values[given]}, basis, nanode.GivensWalk(turns))
+
+
+def test_a_walk_of_free_numbers_is_refused():
+    with pytest.raises(ValueError, match="start of the free numbers, not of the weights"):
+        nanode.TimeVarying(
+            nn.Linear(3, 3),
+            nanode.Trigonometric(2),
+            start=nanode.GivensWalk([(0, 1)]),
+            orthogonal=nanode.Householder(),
+        )
