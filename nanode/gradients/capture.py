@@ -1,8 +1,8 @@
 """CUDA graphs of a whole solve, forward and backward: one launch each, no Python in between."""
 
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,16 +111,15 @@ class Graphs:
         self.outputs = [part.detach() for part in outputs]
 
 
-def _thorough() -> AbstractContextManager[None]:
+@contextmanager
+def _thorough() -> Iterator[None]:
     """Let cuDNN try its algorithms: what is captured once is replayed many times."""
-    cudnn = torch.backends.cudnn
-    flags: AbstractContextManager[None] = cudnn.flags(
-        enabled=cudnn.enabled,
-        benchmark=True,
-        deterministic=cudnn.deterministic,
-        allow_tf32=cudnn.allow_tf32,
-    )
-    return flags
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class _Replayed(torch.autograd.Function):
