@@ -8,20 +8,25 @@ coefficients feels the square of it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import axes, plain
+from nanode.analysis.drawing import Findings, axes
+from nanode.analysis.linearised import field_stages
 from nanode.bases import Basis
 from nanode.bases.basis import checked_count
-from nanode.solvers import Euler, Uniform
+from nanode.solvers import Uniform
+from nanode.stages import Stages
 
 
 @dataclass(frozen=True, eq=False)
-class BasisCondition:
+class BasisCondition(Findings):
     """``singular_values`` (d,) of a basis on a grid of ``points`` times, each function as it is."""
+
+    derived = ("condition", "rank")
 
     points: int
     singular_values: Tensor
@@ -37,12 +42,6 @@ class BasisCondition:
         largest = max(self.points, len(self.singular_values))
         cutoff = torch.finfo(torch.float64).eps * largest * self.singular_values[0]
         return int((self.singular_values > cutoff).sum())
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        derived = {"condition": self.condition, "rank": self.rank}
-        found: dict[str, Any] = plain({**vars(self), **derived})
-        return found
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """The singular values relative to the largest."""
@@ -68,8 +67,12 @@ def basis_condition(basis: Basis, points: int = 1000) -> BasisCondition:
     17
     """
     steps = checked_count("points", points, least=basis.size, hint=", the number of functions")
-    stages = Uniform(steps).grid(*basis.interval).stages(Euler())
-    return BasisCondition(steps, torch.linalg.svdvals(basis.on(stages)))
+    return BasisCondition(steps, torch.linalg.svdvals(basis.on(_starts(steps, basis.interval))))
+
+
+@lru_cache(maxsize=4)  # exact fractions take longer than all else here
+def _starts(steps: int, interval: tuple[float, float]) -> Stages:
+    return field_stages(Uniform(steps).grid(*interval))
 
 
 def compare_bases(bases: Mapping[str, Basis], points: int = 1000, ax: Any = None) -> Any:

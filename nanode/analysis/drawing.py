@@ -1,9 +1,20 @@
 """What the figures and the numbers of all analyses have in common."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
+
+
+class Findings:
+    """The results of an analysis, a dataclass: numbers for JSON, and mostly a figure."""
+
+    #: Properties to tell beside the fields.
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def numbers(self) -> dict[str, Any]:
+        """All of it, for JSON; what is infinite or no number as None."""
+        return {name: plain(getattr(self, name)) for name in (*vars(self), *self.derived)}
 
 
 def axes(ax: Any = None) -> Any:
@@ -43,12 +54,14 @@ def lines(
 
 
 def plain(value: Any) -> Any:
-    """Tensors as lists and what is no number as None, for JSON.
+    """Findings and tensors as dicts and lists, and what is no number as None, for JSON.
 
     >>> import torch
     >>> plain({"norm": torch.tensor([1.0, float("inf")])})
     {'norm': [1.0, None]}
     """
+    if isinstance(value, Findings):
+        return value.numbers()
     if isinstance(value, Tensor):
         return plain(value.tolist())
     if isinstance(value, dict):

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from nanode.analysis.drawing import lines, plain
+from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Linearised, Of, Steps
 from nanode.analysis.subject import Subject
 from nanode.block import ODEBlock
 
 
 @dataclass(frozen=True, eq=False)
-class GradientNorms:
+class GradientNorms(Findings):
     """``norms`` (m,) of the gradient in the state at ``times`` (m,), the last at the end."""
+
+    derived = ("growth",)
 
     times: Tensor
     norms: Tensor
@@ -24,11 +26,6 @@ class GradientNorms:
     def growth(self) -> float:
         """The norm at the start over the norm at the end."""
         return float(self.norms[0] / self.norms[-1])
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        found: dict[str, Any] = plain({**vars(self), "growth": self.growth})
-        return found
 
     def plot(self, ax: Any = None, label: str = "‖∂L/∂x(t)‖", **style: Any) -> Any:
         """The norm over time."""
@@ -61,14 +58,12 @@ def gradient_norms(
     solve = Linearised(Subject(block, x, conditioning), of or Steps())
     solve.require_memoryless("the gradient along the way")
     pulled = _direction(solve, gradient)[:, None]
-    norms = [float(pulled.double().norm())]
+    norms = [pulled.double().norm()]
     for k in reversed(range(solve.steps)):
         pulled = solve.pull(pulled, k, k + 1)
-        norms.append(float(pulled.double().norm()))
-    return GradientNorms(
-        torch.tensor(solve.times, dtype=torch.float64),
-        torch.tensor(norms[::-1], dtype=torch.float64),
-    )
+        norms.append(pulled.double().norm())
+    times = torch.tensor(solve.times, dtype=torch.float64)
+    return GradientNorms(times, torch.stack(norms[::-1]).cpu())
 
 
 def _direction(solve: Linearised, gradient: Any) -> Tensor:

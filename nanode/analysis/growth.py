@@ -7,9 +7,10 @@ QR; the logarithms of the diagonal of R add up to
 
 the rate of the i-th direction. The first is how fast a random small change grows, the first two
 together a small area, and so on; all n together the volume, exactly:
-:math:`(t - t_0) \sum_i \lambda_i = \log |\det \Phi(t, t_0)|`. Over a finite time they depend on the
-columns that one starts from, less and less as time goes on. Rates above zero mean exploding
-gradients, below zero vanishing ones.
+:math:`|t - t_0| \sum_i \lambda_i = \log |\det \Phi(t, t_0)|`. Over a long time they become the
+largest rates that there are, whatever the columns that one starts from; over a short one they are
+those of random directions, well below the largest, :math:`\log \sigma_1(\Phi) / |t - t_0|`. Rates
+above zero mean exploding gradients, below zero vanishing ones.
 """
 
 from dataclasses import dataclass
@@ -18,29 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import lines, plain
+from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Equation, Linearised, Of
-from nanode.analysis.operator import derivative
 from nanode.analysis.subject import Subject
 from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 
 
 @dataclass(frozen=True, eq=False)
-class GrowthRates:
+class GrowthRates(Findings):
     """``rates`` (m, count) from the start up to each of ``times`` (m,)."""
 
     times: Tensor
     rates: Tensor
 
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        found: dict[str, Any] = plain(vars(self))
-        return found
-
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """The rates over time."""
-        return lines(ax, self.times, self.rates, "growth rates up to t", log=False, **style)
+        return lines(ax, self.times, self.rates, "rates of random changes", log=False, **style)
 
 
 def growth_rates(
@@ -51,7 +46,7 @@ def growth_rates(
     of: Of | None = None,
     seed: int = 0,
 ) -> GrowthRates:
-    """The ``count`` largest growth rates of small changes of x, or all where there are fewer.
+    """Growth rates of ``count`` random small changes of x, or of all where there are fewer.
 
     The block is looked at in eval mode, and left alone. ``of`` is ``Equation()`` (the default) or
     the block's own ``Steps()``; ``seed`` draws the directions to start from.
@@ -67,10 +62,10 @@ def growth_rates(
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(solve.size, count, generator=generator, dtype=torch.float64)
     columns = torch.linalg.qr(start)[0].to(solve.begin)
-    total = torch.zeros(count, dtype=torch.float64)
-    rates = []
+    grown = []
     for k in range(solve.steps):
-        columns, upper = torch.linalg.qr(derivative(solve.step(k), solve.points[k]).apply(columns))
-        total = total + upper.diagonal().abs().double().log().cpu()
-        rates.append(total / abs(solve.times[k + 1] - solve.times[0]))
-    return GrowthRates(torch.tensor(solve.times[1:], dtype=torch.float64), torch.stack(rates))
+        columns, upper = torch.linalg.qr(solve.step(k).apply(columns))
+        grown.append(upper.diagonal().abs().double().log())
+    times = torch.tensor(solve.times[1:], dtype=torch.float64)
+    total = torch.stack(grown).cumsum(0).cpu()
+    return GrowthRates(times, total / (times - solve.times[0]).abs()[:, None])

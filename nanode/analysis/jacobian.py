@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import lines, plain
+from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Equation, Linearised, Of
 from nanode.analysis.operator import (
     Operator,
-    derivative,
     largest_eigenvalue,
     largest_singular_values,
     symmetric_part,
@@ -29,17 +28,12 @@ from nanode.block import ODEBlock
 
 
 @dataclass(frozen=True, eq=False)
-class JacobianSpectrum:
+class JacobianSpectrum(Findings):
     """Of J at ``times`` (m,): ``singular_values`` (m, count), ``logarithmic_norm`` (m,)."""
 
     times: Tensor
     singular_values: Tensor
     logarithmic_norm: Tensor
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        found: dict[str, Any] = plain(vars(self))
-        return found
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """The largest singular value and the logarithmic norm over time."""
@@ -91,7 +85,7 @@ def jacobian_spectrum(
     where = evenly(solve.steps, points)
     values, norms = [], []
     for k in where:
-        operator = derivative(solve.field_at(k), solve.state(k))
+        operator = solve.jacobian(k)
         if count is None:
             found, norm = _exactly(operator.dense())
         else:

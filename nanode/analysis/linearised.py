@@ -4,26 +4,25 @@ Note *equation or steps*. Two things have a derivative: the differential equatio
 stands for (``Equation``), and the steps that the block takes (``Steps``), which is what training
 differentiates. A Runge–Kutta method applied to the variational equation Φ' = JΦ gives the
 derivative of its own steps, so the first is here the derivative of a solve so fine that its error
-doesn't matter, and the two differ by the error of the block's own steps.
+doesn't matter, and the two differ by the error of the block's own steps. Only an adaptive solver
+needs the variational equation as a field of its own (``nanode.analysis.variational``).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import ceil
+from functools import cached_property, partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanode.analysis.operator import Operator, derivative
 from nanode.analysis.subject import Layout, Subject
 from nanode.block import ODEBlock
-from nanode.fields import Field
 from nanode.gradients import Evaluations, Plan
 from nanode.gradients.problem import Conditioning, Problem
 from nanode.integrate import Solver, make_plan
-from nanode.solvers import RK4, Adaptive, Aligned, Euler, Grid, Schedule
+from nanode.solvers import RK4, Adaptive, Aligned, Euler, Grid
 from nanode.solvers.stepper import Carry, State
 from nanode.stages import Stages
 
@@ -34,6 +33,11 @@ class Of(ABC):
     @abstractmethod
     def plan(self, block: ODEBlock, at: Sequence[float] = ()) -> Plan:
         """The solve whose steps are differentiated, with steps that end at given times."""
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """The solver that chooses its own steps, if it does."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,16 @@ class Equation(Of):
                 "in place of Adaptive"
             )
         start, end = block.interval
-        own, near = marks(block), 1e-9 * abs(end - start)
-        # 0.3 and 3 * 0.1 are one time.
-        others = {t for t in at if all(abs(t - mark) > near for mark in own)}
+        own = marks(block)
+        others = {t for t in at if not any(same(t, mark, block) for mark in own)}
         ends = sorted([*own, *others], reverse=end < start)
-        schedule = self.schedule(block, (start, end))
-        return make_plan(block.field, (start, end), schedule, self.solver, block.scale, ends)
+        steps = max(100, 4 * (len(own) - 1)) if self.steps is None else self.steps
+        return make_plan(block.field, (start, end), Aligned(steps), self.solver, block.scale, ends)
 
-    def schedule(self, block: ODEBlock, part: tuple[float, float]) -> Schedule:
-        """Steps for a part of the block's interval, of the width that they have on the whole."""
-        whole = max(100, 4 * (len(marks(block)) - 1)) if self.steps is None else self.steps
-        share = abs((part[1] - part[0]) / (block.interval[1] - block.interval[0]))
-        return Aligned(max(1, ceil(whole * share - 1e-9)) if whole > 0 else whole)
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """The solver, where it is adaptive."""
+        return self.solver if isinstance(self.solver, Adaptive) else None
 
 
 def marks(block: ODEBlock) -> tuple[float, ...]:
@@ -89,6 +91,11 @@ def marks(block: ODEBlock) -> tuple[float, ...]:
         return tuple(float(point) for point in block._plan.grid.points)
     a, b = block.interval
     return tuple(a + (b - a) * k / 10 for k in range(11))
+
+
+def same(t: float, other: float, block: ODEBlock) -> bool:
+    """Whether two times of a block are one but for rounding, as 0.3 and 3 * 0.1 are."""
+    return abs(t - other) <= 1e-9 * abs(block.interval[1] - block.interval[0])
 
 
 class Linearised:
@@ -107,23 +114,19 @@ class Linearised:
         conditioning = Conditioning(subject.conditioning)
         self.problem = Problem(self.plan, subject.structure, conditioning, Evaluations())
         self.times = tuple(float(point) for point in self.plan.grid.points)
-        self._probe = _Probe(self.plan.field, self._stepped)
-        begin = torch.cat([subject.x, subject.theta]) if parameters else subject.x
+        self._theta = subject.theta if parameters else subject.x[:0]
+        self.begin = torch.cat([subject.x, self._theta])
         with torch.no_grad():
             # Made once where they don't change; as functions of θ they are made in every step.
             self._weights = None if parameters else self.plan.field.weights(self.plan.stages)
             carry = self.problem.open(self._f(0), subject.state)
-            self._carried = Layout(tuple(part for state in carry for part in state))
-            #: What each step starts from (and the last arrives at), as vectors.
-            self.points = [self.opening(begin)]
+            parts = tuple(part for state in carry for part in state)
+            self._carried = Layout(parts)
+            # Without θ, which is the same in all of them.
+            self._points = [self._carried.vector(parts)]
             for k in range(self.steps):
-                self.points.append(self.step(k)(self.points[-1]))
-                if not bool(torch.isfinite(self.points[-1]).all()):
-                    raise ValueError(
-                        f"the state is not finite after t = {self.times[k + 1]:.4g}, so the solve "
-                        "has no derivative there; take more steps"
-                    )
-        self.begin = begin
+                self._points.append(self._stepped(k, self._points[-1]))
+            self._check_finite()
 
     @property
     def size(self) -> int:
@@ -135,32 +138,43 @@ class Linearised:
         """How many steps."""
         return self.plan.grid.steps
 
-    def opening(self, begin: Tensor) -> Tensor:
-        """What the first step starts from, given x (and θ)."""
-        return self._run(-1, begin, self.size)
+    def opening(self) -> Operator:
+        """The derivative of what the first step starts from, in x (and θ)."""
+        return derivative(partial(self._run, -1, size=self.size), self.begin)
 
-    def step(self, k: int) -> Callable[[Tensor], Tensor]:
-        """Step k as a map between vectors."""
-        return partial(self._run, k, size=self._carried.size)
+    def step(self, k: int) -> Operator:
+        """The derivative of step k."""
+        point = torch.cat([self._points[k], self._theta])
+        return derivative(partial(self._run, k, size=self._carried.size), point)
 
     def push(self, columns: Tensor, first: int = 0) -> Iterator[tuple[int, Tensor]]:
         """Small changes at a grid point, as columns, seen in x after each step from there on."""
         if first == 0:
-            columns = derivative(self.opening, self.begin).apply(columns)
+            columns = self.opening().apply(columns)
         else:
             self.require_memoryless("a transition from inside the interval")
         for k in range(first, self.steps):
-            columns = derivative(self.step(k), self.points[k]).apply(columns)
+            columns = self.step(k).apply(columns)
             yield k + 1, columns[: self.size]
+
+    def reached(self, columns: Tensor, first: int, wanted: Sequence[int]) -> list[Tensor]:
+        """``push``, seen at the wanted grid points."""
+        found = {}
+        for k, moved in self.push(columns, first):
+            if k in wanted:
+                found[k] = moved
+            if k == wanted[-1]:
+                break
+        return [found[k] for k in wanted]
 
     def pull(self, columns: Tensor, first: int, last: int) -> Tensor:
         """The transposed: gradients in x at one grid point, as columns, pulled back to another."""
-        rest = len(self.points[last]) - self.size
+        rest = self._carried.size + len(self._theta) - self.size
         columns = torch.cat([columns, columns.new_zeros(rest, columns.shape[1])])
         for k in reversed(range(first, last)):
-            columns = derivative(self.step(k), self.points[k]).transpose(columns)
+            columns = self.step(k).transpose(columns)
         if first == 0:
-            return derivative(self.opening, self.begin).transpose(columns)
+            return self.opening().transpose(columns)
         self.require_memoryless("a transition from inside the interval")
         return columns
 
@@ -173,9 +187,9 @@ class Linearised:
 
         return Operator(size, self.begin, apply, lambda columns: self.pull(columns, first, last))
 
-    def field_at(self, k: int) -> Callable[[Tensor], Tensor]:
-        """x ↦ s·f(t_k, x) at the start of step k, as a map between vectors."""
-        stages = field_stages(self.plan.grid)
+    def jacobian(self, k: int) -> Operator:
+        """∂(s·f)/∂x at the start of step k."""
+        stages = self._starts
         row = self.plan.field.weights(stages[k : k + 1]).at(0)
         scale = self.subject.block.scale
         conditioning = self.subject.conditioning
@@ -185,11 +199,7 @@ class Linearised:
             slopes = self.problem.evaluate(stages, k, row, state, conditioning)
             return scale * self.subject.layout.vector(slopes)
 
-        return f
-
-    def state(self, k: int) -> Tensor:
-        """x at grid point k, as a vector."""
-        return self.points[k][: self.size]
+        return derivative(f, self._points[k][: self.size])
 
     def positions(self, times: Sequence[float]) -> list[int]:
         """The grid points at these times."""
@@ -221,9 +231,7 @@ class Linearised:
         if not self.parameters:
             return self._stepped(k, vector)
         carry, theta = vector[:size], vector[size:]
-        named = {f"field.{name}": w for name, w in self.subject.names(theta).items()}
-        moved = torch.func.functional_call(self._probe, named, (k, carry))
-        return torch.cat([moved, theta])
+        return torch.cat([self.subject.with_theta(theta, self._stepped, k, carry), theta])
 
     def _stepped(self, k: int, vector: Tensor) -> Tensor:
         if k < 0:
@@ -233,6 +241,19 @@ class Linearised:
                 self.problem.local(self._f(k), k), self.plan.widths[k], self._carry(vector)
             )
         return torch.cat([part.reshape(-1) for state in carry for part in state])
+
+    @cached_property
+    def _starts(self) -> Stages:
+        return field_stages(self.plan.grid)
+
+    def _check_finite(self) -> None:
+        # All at once: a GPU then waits once.
+        finite = torch.stack([torch.isfinite(point).all() for point in self._points]).tolist()
+        if not all(finite):
+            raise ValueError(
+                f"the state is not finite after t = {self.times[finite.index(False)]:.4g}, so the "
+                "solve has no derivative there; take more steps"
+            )
 
     def _carry(self, vector: Tensor) -> Carry:
         parts, width = self._carried.parts(vector), len(self.subject.state)
@@ -251,17 +272,6 @@ class Linearised:
             return self.problem.evaluate(self.plan.stages, i, row, at, self.subject.conditioning)
 
         return f
-
-
-class _Probe(nn.Module):
-    """A step as a module, for ``functional_call`` to lend it other parameters."""
-
-    def __init__(self, field: Field, step: Callable[[int, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.field, self._step = field, step
-
-    def forward(self, k: int, vector: Tensor) -> Tensor:
-        return self._step(k, vector)
 
 
 def field_stages(grid: Grid) -> Stages:

@@ -5,13 +5,12 @@ analysis.json  the numbers behind them
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanode.analysis.conditioning import BasisCondition
-from nanode.analysis.drawing import axes
+from nanode.analysis.drawing import Findings, axes
 from nanode.analysis.gradients import GradientNorms
 from nanode.analysis.growth import GrowthRates
 from nanode.analysis.jacobian import JacobianSpectrum
@@ -21,7 +20,7 @@ from nanode.analysis.weights import WeightNorms
 
 
 @dataclass(frozen=True, eq=False)
-class SampleAnalysis:
+class SampleAnalysis(Findings):
     """What depends on the input, for one sample."""
 
     transition: SingularValues
@@ -33,7 +32,7 @@ class SampleAnalysis:
 
 
 @dataclass(frozen=True, eq=False)
-class FlowAnalysis:
+class FlowAnalysis(Findings):
     """All about one flow of a model."""
 
     #: Whether the steps or the equation was looked at.
@@ -49,11 +48,6 @@ class FlowAnalysis:
     weights: WeightNorms | None
     spectrum: TrajectorySpectrum | None
     bases: dict[str, BasisCondition]
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        found: dict[str, Any] = _numbers(vars(self))
-        return found
 
     def draw(self, panels: Any) -> None:
         """Eight figures, on as many axes."""
@@ -85,12 +79,12 @@ _PANELS = {
     "sensitivity": "sensitivity S(t)",
     "jacobian": "Jacobian of the field",
     "gradients": "gradient back in time",
-    "growth": "growth rates",
+    "growth": "growth rates of random changes",
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Analysis:
+class Analysis(Findings):
     """What ``analyse`` found, by flow."""
 
     flows: dict[str, FlowAnalysis]
@@ -109,7 +103,7 @@ class Analysis:
             how = "exact" if flow.exact else "largest values, estimated"
             band.suptitle(
                 f"{name or 'flow'}: state of {flow.size:,}, {flow.parameters:,} parameters, "
-                f"{flow.of}; {how}"
+                f"{flow.of}; {how}; one colour a sample in the first five"
             )
             flow.draw(band.subplots(2, 4).ravel())
         return figure
@@ -123,17 +117,6 @@ class Analysis:
         numbers.write_text(text + "\n", encoding="utf-8")
         self.figure().savefig(page, dpi=110)
         return page, numbers
-
-
-def _numbers(value: Any) -> Any:
-    """Analyses in nested mappings and tuples, as plain values."""
-    if isinstance(value, Mapping):
-        return {name: _numbers(part) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return [_numbers(part) for part in value]
-    if isinstance(value, SampleAnalysis):
-        return _numbers(vars(value))
-    return value.numbers() if hasattr(value, "numbers") else value
 
 
 def _one_legend(ax: Any) -> None:

@@ -21,17 +21,8 @@ import torch
 from torch import Tensor
 
 from nanode.analysis.conditioning import basis_condition
-from nanode.analysis.drawing import axes, plain
+from nanode.analysis.drawing import Findings, axes
 from nanode.bases import Basis, Chebyshev, Legendre, Monomial, Trigonometric
-
-#: Bases of five functions, as a Chebyshev basis of degree 4 has.
-FIVE: Mapping[str, Basis] = {
-    "Chebyshev": Chebyshev(degree=4),
-    "Legendre": Legendre(degree=4),
-    "monomial": Monomial(degree=4),
-    "trigonometric, ω = 1": Trigonometric(order=2),
-    "trigonometric, ω = 2π": Trigonometric(order=2, frequency=2 * torch.pi),
-}
 
 #: Families by the number of functions, an odd one.
 FAMILIES: Mapping[str, Callable[[int], Basis]] = {
@@ -44,8 +35,10 @@ FAMILIES: Mapping[str, Callable[[int], Basis]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class RandomWeights:
+class RandomWeights(Findings):
     """Random weights in a basis at ``times`` (m,), over many draws."""
+
+    derived = ("swing",)
 
     times: Tensor
     #: ‖z(t)‖, (m,): the spread of a weight over its spread with one constant coefficient.
@@ -60,11 +53,6 @@ class RandomWeights:
     def swing(self) -> float:
         """The largest over the smallest size of the weights along time."""
         return float(self.size.max() / self.size.min())
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        found: dict[str, Any] = plain({**vars(self), "swing": self.swing})
-        return found
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """The median condition number over time."""
@@ -114,7 +102,7 @@ def _values(basis: Basis, points: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class ChebyshevFigure:
+class ChebyshevFigure(Findings):
     """The paper's figure, and what becomes of its claim."""
 
     times: Tensor
@@ -125,12 +113,6 @@ class ChebyshevFigure:
     #: Condition numbers of the bases by how many functions they have.
     functions: tuple[int, ...]
     conditions: dict[str, tuple[float, ...]]
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        by_basis = {name: found.numbers() for name, found in self.by_basis.items()}
-        found: dict[str, Any] = plain({**vars(self), "by_basis": by_basis})
-        return found
 
     def figure(self) -> Any:
         """Four panels: the weights, their size, their conditioning, and that of the bases."""
@@ -163,7 +145,7 @@ def chebyshev_figure(
     width: int = 16, draws: int = 100, points: int = 101, seed: int = 0
 ) -> ChebyshevFigure:
     """Reproduce the paper's figure of random Chebyshev weights, and examine its claim."""
-    basis = FIVE["Chebyshev"]
+    basis = Chebyshev(degree=4)
     times, z = _values(basis, points)
     alpha = lecun_normal((basis.size, 4), seed)
     unmapped = Chebyshev(degree=4, interval=(-1.0, 1.0))(times)
@@ -172,7 +154,10 @@ def chebyshev_figure(
         times,
         z @ alpha,
         unmapped @ alpha,
-        {name: random_weights(each, width, draws, points, seed) for name, each in FIVE.items()},
+        {
+            name: random_weights(make(basis.size), width, draws, points, seed)
+            for name, make in FAMILIES.items()
+        },
         functions,
         {
             name: tuple(basis_condition(make(d)).condition for d in functions)

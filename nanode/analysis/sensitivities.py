@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import plain
+from nanode.analysis.drawing import Findings, plain
 from nanode.analysis.linearised import Equation, Linearised, Of
 from nanode.analysis.operator import Operator, largest_singular_values
 from nanode.analysis.subject import Subject, check_small
@@ -25,7 +25,7 @@ from nanode.block import ODEBlock
 
 
 @dataclass(frozen=True, eq=False)
-class Sensitivity:
+class Sensitivity(Findings):
     """S(t) at ``times`` (m,): ``matrices`` (m, n, parameters), the first zero."""
 
     times: Tensor
@@ -85,18 +85,13 @@ def sensitivity(
         "nanode.analysis.sensitivity_values(count=…)",
     )
     begin, wanted = wanted_times(block, None, at)
-    if isinstance(of, Equation):
-        matrices = solve_variational(subject, of, [begin, *wanted], parameters=True)
+    if of.adaptive:
+        matrices = solve_variational(subject, of.adaptive, [begin, *wanted], parameters=True)
     else:
-        solve = Linearised(subject, of, wanted, parameters=True)
-        rest = solve.positions(wanted)
-        size, like = subject.size, solve.begin
-        eye = torch.eye(len(subject.theta), dtype=like.dtype, device=like.device)
-        zero = eye.new_zeros(size, len(eye))
-        reached = {k: part for k, part in solve.push(torch.cat([zero, eye])) if k in rest}
-        matrices = torch.stack([zero, *(reached[k] for k in rest)])
+        matrices = _of_steps(Linearised(subject, of, wanted, parameters=True), wanted)
     times = torch.tensor([begin, *wanted], dtype=torch.float64)
-    return Sensitivity(times, matrices, subject.columns)
+    start = torch.zeros_like(matrices[0])
+    return Sensitivity(times, torch.stack([start, *matrices]), subject.columns)
 
 
 def sensitivity_values(
@@ -122,6 +117,16 @@ def sensitivity_values(
         values.append(largest_singular_values(operator, count, depth=depth, seed=seed))
     times = torch.tensor(wanted, dtype=torch.float64)
     return SingularValues("S(t)", times, torch.stack(values).double())
+
+
+def _of_steps(solve: Linearised, wanted: Sequence[float]) -> list[Tensor]:
+    size, count, like = solve.size, len(solve.subject.theta), solve.begin
+    positions = solve.positions(wanted)
+    if size * len(wanted) < count:  # by rows, of which there are fewer than columns
+        eye = torch.eye(size, dtype=like.dtype, device=like.device)
+        return [solve.pull(eye, 0, k)[size:].T for k in positions]
+    eye = torch.eye(count, dtype=like.dtype, device=like.device)
+    return solve.reached(torch.cat([eye.new_zeros(size, count), eye]), 0, positions)
 
 
 def _of_parameters(joint: Operator, size: int) -> Operator:

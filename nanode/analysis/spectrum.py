@@ -10,32 +10,36 @@ motion. An expansion also has energies of its own coefficients, :math:`\|\alpha_
 which add up to the same only where the basis is orthogonal.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nanode.analysis.drawing import axes, plain
+from nanode.analysis.drawing import Findings, axes
 from nanode.bases.basis import checked_count
 from nanode.bases.quadrature import gauss
 from nanode.block import ODEBlock
-from nanode.fields import Field
+from nanode.fields import Field, Gated, TimeVarying
 from nanode.stages import Stage, Stages
-from nanode.trajectories import Expansion
+from nanode.trajectories import Expansion, Joined
 
 
 @dataclass(frozen=True, eq=False)
-class TrajectorySpectrum:
+class TrajectorySpectrum(Findings):
     """Energies of each moving weight, by name."""
+
+    derived = ("moving",)
 
     #: By Legendre order, (orders + 1,): any trajectory.
     orders: dict[str, Tensor]
     #: ∫‖W(t)‖² dt; what the orders leave out lies above the highest.
     total: dict[str, float]
-    #: By coefficient, (d,): expansions only.
+    #: By coefficient, (d,): weights that are expansions only.
     coefficients: dict[str, Tensor]
 
     @property
@@ -45,11 +49,6 @@ class TrajectorySpectrum:
             name: max(0.0, 1 - float(by_order[0]) / self.total[name]) if self.total[name] else 0.0
             for name, by_order in self.orders.items()
         }
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        found: dict[str, Any] = plain({**vars(self), "moving": self.moving})
-        return found
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """The share of the energy by Legendre order, one line a weight."""
@@ -80,30 +79,32 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
     interval = inner.interval or (0.0, 1.0)
     orders = checked_count("orders", orders, least=0)
     edges = sorted({*interval, *(t for t in inner.breakpoints if interval[0] < t < interval[1])})
-    count = orders + 16
-    nodes, weights = gauss(edges, count)
-    moving = inner.weights(_stages(nodes.tolist(), edges, count)).moving
-    if not moving:
+    projected: dict[str, Tensor] = {}
+    total: dict[str, float] = {}
+    # Piece by piece: a hundred buckets have thousands of nodes.
+    for piece in pairwise(edges):
+        nodes, weights = gauss(piece, count=orders + 16)
+        polynomials = _orthonormal(nodes, interval, orders)
+        for name, table in inner.weights(_stages(nodes.tolist(), piece[0])).moving.items():
+            flat = table.flatten(1).double().cpu()
+            part = polynomials.T @ (weights[:, None] * flat)
+            projected[name] = projected[name] + part if name in projected else part
+            total[name] = total.get(name, 0.0) + float(weights @ flat.square().sum(1))
+    if not projected:
         raise ValueError("no weight of this field moves in time")
-    polynomials = _orthonormal(nodes, interval, orders)
-    by_order, total = {}, {}
-    for name, table in moving.items():
-        flat = table.flatten(1).double().cpu()
-        by_order[name] = (polynomials.T @ (weights[:, None] * flat)).square().sum(1)
-        total[name] = float(weights @ flat.square().sum(1))
-    return TrajectorySpectrum(by_order, total, _own_energies(inner))
+    by_order = {name: part.square().sum(1) for name, part in projected.items()}
+    own = {
+        prefix + name: alpha.double().cpu().square().sum(1) * part.basis.gram(0).diagonal()
+        for prefix, part in _expansions(inner)
+        for name, alpha in part.coefficients
+    }
+    return TrajectorySpectrum(by_order, total, own)
 
 
-def _stages(nodes: list[float], edges: list[float], count: int) -> Stages:
-    """Evaluations at so many nodes a piece, each by the exact start of its piece."""
+def _stages(nodes: list[float], start: float) -> Stages:
+    """Evaluations at times of one piece, each by the exact start of the piece."""
     # Nodes crowd at the ends of a piece: by their times alone some would count to the next one.
-    starts = [Fraction(edge) for edge in edges[:-1] for _ in range(count)]
-    return Stages(
-        tuple(
-            Stage(n, n // count, time, start)
-            for n, (time, start) in enumerate(zip(nodes, starts, strict=True))
-        )
-    )
+    return Stages(tuple(Stage(n, 0, time, Fraction(start)) for n, time in enumerate(nodes)))
 
 
 def _orthonormal(times: Tensor, interval: tuple[float, float], orders: int) -> Tensor:
@@ -114,12 +115,16 @@ def _orthonormal(times: Tensor, interval: tuple[float, float], orders: int) -> T
     return torch.from_numpy(values * scale)
 
 
-def _own_energies(field: Field) -> dict[str, Tensor]:
-    found = {}
-    for place, part in field.named_modules():
-        if isinstance(part, Expansion):
-            energy = part.basis.gram(0).diagonal()
-            prefix = f"{place}." if place not in ("", "trajectory") else ""
-            for name, alpha in part.coefficients:
-                found[prefix + name] = alpha.double().cpu().square().sum(1) * energy
-    return found
+def _expansions(part: nn.Module, prefix: str = "") -> Iterator[tuple[str, Expansion]]:
+    """The expansions of weights in a field, and what their weights' names begin with there."""
+    if isinstance(part, Expansion):
+        yield prefix, part
+    elif isinstance(part, TimeVarying):
+        yield from _expansions(part.trajectory, prefix)
+    elif isinstance(part, Joined):
+        for one in part.parts:
+            yield from _expansions(one, prefix)
+    elif isinstance(part, Gated):
+        yield prefix, part.gates
+        for n, member in enumerate(part.fields):
+            yield from _expansions(member, f"{prefix}{n}.")

@@ -7,14 +7,16 @@ depend on each other, and there would be no Jacobian of one sample.
 """
 
 import copy
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from nanode.block import ODEBlock
+from nanode.fields import Field
 from nanode.gradients.problem import checked_state
 from nanode.solvers.stepper import State
 from nanode.trajectories.trajectory import Named
@@ -69,6 +71,7 @@ class Subject:
                 "parts"
             )
         self.conditioning = conditioning
+        self._lent = _Lent(self.block.field)
         self.layout = Layout(self.state)
         self.x = self.layout.vector(self.state)
 
@@ -92,9 +95,23 @@ class Subject:
             name: slice(*pair) for name, pair in zip(self.parameters, pairwise(ends), strict=True)
         }
 
-    def names(self, theta: Tensor) -> Named:
-        """A vector θ by name."""
-        return dict(zip(self.parameters, self.named.parts(theta), strict=True))
+    def with_theta(self, theta: Tensor, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """A function of the block's field, called while the field has these parameters."""
+        parts = zip(self.parameters, self.named.parts(theta), strict=True)
+        lent = {f"field.{name}": part for name, part in parts}
+        result: Tensor = torch.func.functional_call(self._lent, lent, (function, *inputs))
+        return result
+
+
+class _Lent(nn.Module):
+    """Any function as a module with a field in it, for ``functional_call`` to reach."""
+
+    def __init__(self, field: Field) -> None:
+        super().__init__()
+        self.field = field
+
+    def forward(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        return function(*inputs)
 
 
 def check_small(what: str, size: int, limit: int, instead: str) -> None:

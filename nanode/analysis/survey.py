@@ -59,13 +59,15 @@ def analyse(
         x: samples along the first axis, each looked at by itself.
         out: a folder for ``analysis.png`` and ``analysis.json``; by default nothing is written.
         loss: of the model's output for one sample and the sample's number; its gradient is the one
-            followed back in time. By default a random direction at the end of each flow.
+            followed back in time. By default a random direction at the end of each flow, which is
+            also taken where a flow has outputs at several times.
         rows: how many rows along the first axis of a flow's input are looked at, where a model
             makes several of one sample, such as the frames of a clip; by default all.
         effort: how much to compute.
 
     A flow is looked at as the steps it takes (``Steps``), where these go from x to x, and else as
-    its differential equation (``Equation``).
+    its differential equation (``Equation``). Of a flow that a model calls several times the last
+    call counts.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(3, 3), basis=nanode.Legendre(degree=2))
@@ -158,23 +160,15 @@ def _gradient(value: Any, reached: Any) -> Any:
 
 
 def _flow(block: ODEBlock, met: list[_Met], effort: Effort) -> FlowAnalysis:
-    subject = Subject(block, met[0].x, met[0].conditioning)
-    size, parameters = subject.size, sum(subject.named.sizes)
-    sizes = _Sizes(
-        exact=size <= effort.state_limit,
-        exact_sensitivity=size * parameters <= effort.entry_limit,
-        state=size,
-        parameters=parameters,
-    )
-    of = _viewpoint(subject)
+    look = _Look(block, Subject(block, met[0].x, met[0].conditioning), effort)
     moves = bool(block.field.weights(Stages((Stage.alone(block.interval[0]),))).moving)
     return FlowAnalysis(
-        of=repr(of),
-        size=size,
-        parameters=parameters,
-        exact=sizes.exact,
-        exact_sensitivity=sizes.exact_sensitivity,
-        samples=tuple(_sample(block, one, of, sizes, effort) for one in met),
+        of=repr(look.of),
+        size=look.size,
+        parameters=look.parameters,
+        exact=look.exact,
+        exact_sensitivity=look.exact_sensitivity,
+        samples=tuple(look.at(one) for one in met),
         weights=weight_norms(block) if moves else None,
         spectrum=trajectory_spectrum(block) if moves else None,
         bases={
@@ -185,73 +179,62 @@ def _flow(block: ODEBlock, met: list[_Met], effort: Effort) -> FlowAnalysis:
     )
 
 
+class _Look:
+    """How a flow is looked at, the same way for all samples."""
+
+    def __init__(self, block: ODEBlock, subject: Subject, effort: Effort) -> None:
+        self.block, self.effort = block, effort
+        self.of = _viewpoint(subject)
+        self.size, self.parameters = subject.size, sum(subject.named.sizes)
+        self.exact = self.size <= effort.state_limit
+        self.exact_sensitivity = self.size * self.parameters <= effort.entry_limit
+        ends = marks(block)[1:]
+        self.times = [ends[k] for k in evenly(len(ends), effort.points)]
+
+    def at(self, met: _Met) -> SampleAnalysis:
+        """One sample."""
+        inputs, of, effort = (met.x, *met.conditioning), self.of, self.effort
+        count = min(effort.count, self.size)
+        return SampleAnalysis(
+            transition=self.transition(inputs, count),
+            sensitivity=self.sensitivity(inputs) if self.parameters else None,
+            jacobian=jacobian_spectrum(
+                self.block,
+                *inputs,
+                count=None if self.exact else count,
+                points=effort.points,
+                of=of,
+                limit=effort.state_limit,
+                depth=effort.depth,
+            ),
+            gradients=gradient_norms(self.block, *inputs, gradient=met.gradient, of=of),
+            growth=growth_rates(self.block, *inputs, count=count, of=of),
+        )
+
+    def transition(self, inputs: tuple[Any, ...], count: int) -> SingularValues:
+        """All singular values of Φ, or the largest."""
+        where: dict[str, Any] = {"at": self.times, "of": self.of}
+        if self.exact:
+            found = state_transition(self.block, *inputs, **where, limit=self.size)
+            return found.singular_values.after_start()
+        return transition_values(self.block, *inputs, **where, count=count, depth=self.effort.depth)
+
+    def sensitivity(self, inputs: tuple[Any, ...]) -> SingularValues:
+        """All singular values of S, or the largest."""
+        where: dict[str, Any] = {"at": self.times, "of": self.of}
+        if self.exact_sensitivity:
+            limit = self.effort.entry_limit
+            found = sensitivity(self.block, *inputs, **where, limit=limit)
+            return found.singular_values.after_start()
+        count = min(self.effort.count, self.parameters)
+        return sensitivity_values(
+            self.block, *inputs, **where, count=count, depth=self.effort.depth
+        )
+
+
 def _viewpoint(subject: Subject) -> Of:
     """The block's own steps where they go from x to x, else the equation on the same steps."""
     if subject.block.steps is None or not Linearised(subject, Steps()).memoryless:
         # Of order four: close enough for a page, and four evaluations a step.
         return Equation(steps=len(marks(subject.block)) - 1)
     return Steps()
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    exact: bool
-    exact_sensitivity: bool
-    state: int
-    parameters: int
-
-
-def _sample(block: ODEBlock, met: _Met, of: Of, sizes: _Sizes, effort: Effort) -> SampleAnalysis:
-    inputs = (met.x, *met.conditioning)
-    ends = marks(block)[1:]
-    at = [ends[k] for k in evenly(len(ends), effort.points)]
-    count = min(effort.count, sizes.state)
-    return SampleAnalysis(
-        transition=_transition(block, inputs, at, of, sizes, effort),
-        sensitivity=_sensitivity(block, inputs, at, of, sizes, effort),
-        jacobian=jacobian_spectrum(
-            block,
-            *inputs,
-            count=None if sizes.exact else count,
-            points=effort.points,
-            of=of,
-            limit=effort.state_limit,
-            depth=effort.depth,
-        ),
-        gradients=gradient_norms(block, *inputs, gradient=met.gradient, of=of),
-        growth=growth_rates(block, *inputs, count=count, of=of),
-    )
-
-
-def _transition(
-    block: ODEBlock,
-    inputs: tuple[Any, ...],
-    at: list[float],
-    of: Of,
-    sizes: _Sizes,
-    effort: Effort,
-) -> SingularValues:
-    if sizes.exact:
-        limit = effort.state_limit
-        exact = state_transition(block, *inputs, at=at, of=of, limit=limit)
-        return exact.singular_values.after_start()
-    count = min(effort.count, sizes.state)
-    return transition_values(block, *inputs, count=count, at=at, of=of, depth=effort.depth)
-
-
-def _sensitivity(
-    block: ODEBlock,
-    inputs: tuple[Any, ...],
-    at: list[float],
-    of: Of,
-    sizes: _Sizes,
-    effort: Effort,
-) -> SingularValues | None:
-    if not sizes.parameters:
-        return None
-    if sizes.exact_sensitivity:
-        limit = effort.entry_limit
-        exact = sensitivity(block, *inputs, at=at, of=of, limit=limit)
-        return exact.singular_values.after_start()
-    count = min(effort.count, sizes.parameters)
-    return sensitivity_values(block, *inputs, count=count, at=at, of=of, depth=effort.depth)

@@ -10,13 +10,14 @@ the Jacobian is skew-symmetric Φ is orthogonal.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import lines, plain
-from nanode.analysis.linearised import Equation, Linearised, Of, marks
+from nanode.analysis.drawing import Findings, lines, plain
+from nanode.analysis.linearised import Equation, Linearised, Of, marks, same
 from nanode.analysis.operator import largest_singular_values
 from nanode.analysis.subject import Subject, check_small
 from nanode.analysis.variational import solve_variational
@@ -24,7 +25,7 @@ from nanode.block import ODEBlock
 
 
 @dataclass(frozen=True, eq=False)
-class SingularValues:
+class SingularValues(Findings):
     """Singular values along time, the largest first: ``times`` (m,), ``values`` (m, count)."""
 
     what: str
@@ -46,7 +47,7 @@ class SingularValues:
 
 
 @dataclass(frozen=True, eq=False)
-class Transition:
+class Transition(Findings):
     """Φ(t, τ) at ``times`` (m,): ``matrices`` (m, n, n), the first the identity."""
 
     tau: float
@@ -101,12 +102,15 @@ def state_transition(
         "the size of the state", subject.size, limit, "nanode.analysis.transition_values(count=…)"
     )
     begin, wanted = wanted_times(block, tau, at)
-    if isinstance(of, Equation):
-        matrices = solve_variational(subject, of, [begin, *wanted])
+    eye = torch.eye(subject.size, dtype=subject.x.dtype, device=subject.x.device)
+    if of.adaptive:
+        matrices = solve_variational(subject, of.adaptive, [begin, *wanted])
     else:
-        matrices = _of_steps(Linearised(subject, of), begin, wanted)
+        solve = Linearised(subject, of, [begin, *wanted])
+        first, *rest = solve.positions([begin, *wanted])
+        matrices = solve.reached(eye, first, rest)
     times = torch.tensor([begin, *wanted], dtype=torch.float64)
-    return Transition(begin, times, matrices)
+    return Transition(begin, times, torch.stack([eye, *matrices]))
 
 
 def transition_values(
@@ -144,13 +148,6 @@ def transition_values(
     )
 
 
-def _of_steps(solve: Linearised, begin: float, wanted: Sequence[float]) -> Tensor:
-    first, *rest = solve.positions([begin, *wanted])
-    eye = torch.eye(solve.size, dtype=solve.begin.dtype, device=solve.begin.device)
-    matrices = {k: matrix for k, matrix in solve.push(eye, first) if k in rest}
-    return torch.stack([eye, *(matrices[k] for k in rest)])
-
-
 def wanted_times(
     block: ODEBlock, tau: float | None, at: Sequence[float] | None
 ) -> tuple[float, list[float]]:
@@ -158,10 +155,12 @@ def wanted_times(
     ends = block.interval
     sign = 1 if ends[0] < ends[1] else -1
     begin = ends[0] if tau is None else float(tau)
-    wanted = [float(t) for t in (marks(block) if at is None else at)]
     if at is None:
-        wanted = [t for t in wanted if sign * t > sign * begin]
-    ordered = all(sign * a < sign * b for a, b in zip([begin, *wanted], wanted, strict=False))
+        at = [t for t in marks(block) if sign * t > sign * begin and not same(t, begin, block)]
+    wanted = [float(t) for t in at]
+    ordered = all(
+        sign * a < sign * b and not same(a, b, block) for a, b in pairwise([begin, *wanted])
+    )
     inside = all(min(ends) <= t <= max(ends) for t in [begin, *wanted])
     if not wanted or not ordered or not inside:
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import axes, lines, plain
+from nanode.analysis.drawing import Findings, axes, lines
 from nanode.analysis.linearised import field_stages
 from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
@@ -16,7 +16,7 @@ from nanode.trajectories.trajectory import Named
 
 
 @dataclass(frozen=True, eq=False)
-class WeightNorms:
+class WeightNorms(Findings):
     """Of each moving weight by name at ``times`` (m,): spectral norm and condition number, (m,).
 
     Kernels of convolutions are read as matrices (out, in · height · width); their norm is that of
@@ -27,11 +27,6 @@ class WeightNorms:
     times: Tensor
     norms: dict[str, Tensor]
     conditions: dict[str, Tensor]
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for JSON; an infinite condition number as None."""
-        found: dict[str, Any] = plain(vars(self))
-        return found
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """Norms (lines) and condition numbers (dashes) of the weights with two axes or more."""
@@ -51,7 +46,7 @@ class WeightNorms:
 
 @torch.no_grad()
 def weight_norms(field: Field | ODEBlock, points: int = 101) -> WeightNorms:
-    """Spectral norm and condition number of each weight that moves, over the field's interval.
+    """Spectral norm and condition number of each weight that moves, over the interval of its solve.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(3, 3), basis=nanode.Legendre(degree=2))

@@ -39,7 +39,7 @@ def command(
             print(
                 f"  sample {n}: largest singular value of Φ(t1, t0) "
                 f"{float(sample.transition.values[-1, 0]):.4g}, "
-                f"growth rate {float(sample.growth.rates[-1, 0]):.4g}, "
+                f"growth rate of a random change {float(sample.growth.rates[-1, 0]):.4g}, "
                 f"gradient at the start over the end {sample.gradients.growth:.4g}"
             )
     print(f"the page is {target / 'analysis.png'}, its numbers {target / 'analysis.json'}")

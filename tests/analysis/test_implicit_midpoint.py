@@ -36,8 +36,8 @@ def test_the_energy_of_a_pendulums_small_swing_is_kept():
     x, v = nanode.odeint(
         f,
         (sample(1), sample(1, seed=2)),
-        steps=200,
-        interval=(0.0, 60.0),
+        steps=60,
+        interval=(0.0, 18.0),
         solver=ImplicitMidpoint(60),
     )
     start = sample(1).square() + 4 * sample(1, seed=2).square()

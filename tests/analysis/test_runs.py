@@ -32,7 +32,10 @@ def run(tmp_path_factory):
 
 def test_a_run_is_analysed_from_the_command_line(run, capsys):
     command(run, samples=1)
-    numbers = json.loads((run / "analysis" / "analysis.json").read_text())
+    page, text = run / "analysis" / "analysis.png", run / "analysis" / "analysis.json"
+    assert set((run / "analysis").iterdir()) == {page, text}
+    assert page.read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads(text.read_text())
     (flow,) = numbers.values()
     model, _ = load_model(run)
     assert flow["parameters"] == sum(p.numel() for p in model.stages.parameters())
@@ -40,7 +43,7 @@ def test_a_run_is_analysed_from_the_command_line(run, capsys):
     assert len(flow["samples"]) == 1
     shown = capsys.readouterr().out
     assert f"{flow['samples'][0]['gradients']['growth']:.4g}" in shown
-    assert str(run / "analysis" / "analysis.png") in shown
+    assert str(page) in shown
 
 
 def test_a_video_run(tmp_path, monkeypatch):

@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import nanode
 from nanode.analysis import Equation, Steps, sensitivity, sensitivity_values
@@ -17,37 +19,71 @@ FIELDS = {
     ),
     "gates": lambda: nanode.Gated([nn.Linear(4, 4).double(), network()]),
     "appended time": lambda: nanode.TimeAppended(nn.Linear(4, 4)).double(),
+    # A derivative through a product of reflections, a matrix exponential, a linear solve.
+    "householder": lambda: network(orthogonal={"0.weight": nanode.Householder()}),
+    "exponential": lambda: network(orthogonal={"0.weight": nanode.Exponential()}),
+    "cayley": lambda: network(orthogonal={"0.weight": nanode.Cayley()}),
 }
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_it_is_autodiffs_jacobian(name):
-    """By its equation on the block's own steps, and by differentiating them, against reverse mode.
-
-    A Runge–Kutta method solves the sensitivity equation by the derivative of its steps, so both
-    agree to rounding, far below 1e-6.
-    """
+@pytest.mark.parametrize("batch", [1, 60])  # rows are fewer than columns, and the other way round
+def test_it_is_autodiffs_jacobian(name, batch):
+    """Forward mode for many rows, reverse mode step by step for few, against the whole block's."""
     block = nanode.ODEBlock(FIELDS[name](), steps=4, solver=nanode.Heun(), scale=1.5)
-    x = sample(4)
+    x = sample(batch, 4)
     expected = jacobian_in_parameters(block, x)
-    for of in (Equation(steps=4, solver=nanode.Heun()), Steps()):
-        found = sensitivity(block, x, of=of)
-        assert found.matrices.shape == (5, 4, expected.shape[1])
-        assert largest(found.matrices[0]) == 0
-        assert largest(found.matrices[-1] - expected) < 1e-12
+    found = sensitivity(block, x, of=Steps())
+    assert (4 * x.numel() < expected.shape[1]) == (batch == 1)
+    assert found.matrices.shape == (5, *expected.shape)
+    assert largest(found.matrices[0]) == 0
+    assert largest(found.matrices[-1] - expected) < 1e-12
     assert list(found.columns) == [name for name, _ in block.field.named_parameters()]
 
 
 @pytest.mark.parametrize("solver", [nanode.Leapfrog(), nanode.Coupled()])
-def test_of_steppers_with_memory(solver):
-    block = nanode.ODEBlock(network(), steps=4, solver=solver)
-    found = sensitivity(block, sample(4), of=Steps()).matrices[-1]
-    assert largest(found - jacobian_in_parameters(block, sample(4))) < 1e-12
+@pytest.mark.parametrize("batch", [1, 15])
+def test_of_steppers_with_memory(solver, batch):
+    block, x = nanode.ODEBlock(network(), steps=4, solver=solver), sample(batch, 4)
+    found = sensitivity(block, x, of=Steps()).matrices[-1]
+    assert largest(found - jacobian_in_parameters(block, x)) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "of", [Equation(), Equation(solver=nanode.Adaptive("dopri8", rtol=1e-11, atol=1e-12))]
-)
+def test_many_parameters_of_a_small_state_need_no_square_matrix():
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(2, 1000), nn.Tanh(), nn.Linear(1000, 2)).double()
+    block = nanode.ODEBlock(nanode.Autonomous(wide), steps=2)
+    with LargestTensor() as seen:
+        found = sensitivity(block, sample(2), of=Steps()).matrices
+    assert seen.numel <= 2 * found.numel()
+    assert largest(found[-1] - jacobian_in_parameters(block, sample(2))) < 1e-12
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made meanwhile."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
+        self.numel = max([self.numel, *(part.numel() for part in made)])
+        return result
+
+
+ADAPTIVE = nanode.Adaptive("dopri8", rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["constant biases", "buckets"])
+def test_an_adaptive_solver_finds_what_fine_steps_find(name):
+    block = nanode.ODEBlock(FIELDS[name](), steps=2, scale=1.5)
+    fine = nanode.ODEBlock(block.field, steps=40, solver=nanode.RK4(), scale=1.5)
+    found = sensitivity(block, sample(4), at=[1.0], of=Equation(solver=ADAPTIVE)).matrices[-1]
+    # RK4: h⁴ = 4e-7 times a constant of about one.
+    assert largest(found - jacobian_in_parameters(fine, sample(4))) < 1e-6
+
+
+@pytest.mark.parametrize("of", [Equation(), Equation(solver=ADAPTIVE)])
 def test_the_equation_by_its_closed_form(of):
     """x' = a x + b: x = e^(at) x₀ + b (e^(at) − 1)/a, whatever the block's coarse steps."""
     layer = nn.Linear(1, 1).double()

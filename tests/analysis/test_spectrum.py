@@ -58,8 +58,14 @@ def test_any_trajectory_has_orders_and_only_expansions_coefficients():
     assert found.coefficients == {}
     assert found.moving["weight"] == pytest.approx(0, abs=1e-6)  # held at the start
     mixed = trajectory_spectrum(network(overrides={"2": nanode.Bucketed(2), "0.bias": None}))
-    assert set(mixed.orders) == {"0.weight", "2.weight", "2.bias"}
-    assert len(mixed.coefficients) == 3
+    assert set(mixed.orders) == set(mixed.coefficients) == {"0.weight", "2.weight", "2.bias"}
+    gated = trajectory_spectrum(nanode.Gated([nn.Linear(2, 2), network(size=2)]))
+    assert set(gated.orders) == set(gated.coefficients)
+    assert {"logits", "1.2.bias"} <= set(gated.orders)
+    # Of an orthogonal weight the coefficients are those of something else.
+    kept = {"0.weight": nanode.Householder()}
+    bound = trajectory_spectrum(network(orthogonal=kept))
+    assert set(bound.orders) - set(bound.coefficients) == {"0.weight"}
     with pytest.raises(ValueError, match="no weight of this field moves"):
         trajectory_spectrum(nanode.Autonomous(nn.Linear(2, 2)))
 

@@ -8,7 +8,7 @@ import nanode
 from nanode.analysis import Equation, ImplicitMidpoint, Steps, state_transition, transition_values
 from tests.analysis.systems import jacobian_in_x, largest, moving, network, sample, torch64
 
-ADAPTIVE = nanode.Adaptive("dopri8", rtol=1e-11, atol=1e-12)
+ADAPTIVE = nanode.Adaptive("dopri8", rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,21 @@ def test_of_the_steps_it_is_the_jacobian_of_the_block(solver):
 
 @pytest.mark.parametrize("solver", [nanode.Euler(), nanode.Heun(), nanode.RK4()])
 def test_a_runge_kutta_method_solves_the_equation_by_the_derivative_of_its_steps(solver):
-    """Two ways to one thing: the variational equation as a field, and steps differentiated."""
-    block = nanode.ODEBlock(network(), steps=6, solver=solver)
-    steps = state_transition(block, sample(4), of=Steps())
-    equation = state_transition(block, sample(4), of=Equation(steps=6, solver=solver))
-    assert largest(steps.matrices - equation.matrices) < 1e-13
+    """Two ways to one thing: Φ' = JΦ written out and solved along with x, and steps differentiated.
+
+    It is why ``Equation`` differentiates the steps of a fine solve.
+    """
+    field = network()
+
+    def both(t, state):
+        x, phi = state
+        return field(t, x), torch.func.jacrev(lambda x: field(t, x))(x) @ phi
+
+    start = (sample(4), torch.eye(4, **torch64))
+    _, expected = nanode.odeint(both, start, steps=6, solver=solver)
+    block = nanode.ODEBlock(field, steps=6, solver=solver)
+    for of in (Steps(), Equation(steps=6, solver=solver)):
+        assert largest(state_transition(block, sample(4), of=of).matrices[-1] - expected) < 1e-13
 
 
 def test_steps_approach_the_equation_at_their_order():
@@ -97,6 +107,15 @@ def test_transitions_follow_each_other():
         assert largest(late.matrices[-1] @ early - whole.matrices[-1]) < 1e-13
 
 
+def test_times_that_differ_by_rounding_are_one():
+    """0.7 · 3/10 lies below the end of the third step, and is meant to be it."""
+    block = nanode.ODEBlock(lambda t, x: -x, steps=10, interval=(0.0, 0.7))
+    found = state_transition(block, sample(1), tau=0.7 * 3 / 10, of=Steps())
+    assert 0.7 * 3 / 10 < 0.21
+    assert found.times.tolist() == pytest.approx([0.07 * k for k in range(3, 11)])
+    assert found.matrices.flatten().tolist() == pytest.approx([0.93**k for k in range(8)])
+
+
 def test_jumping_weights_backwards_in_time_and_augmented_states():
     field = network(basis=nanode.Bucketed(3))
     block = nanode.ODEBlock(field, steps=3, solver=nanode.RK4(), interval=(1.0, 0.0))
@@ -119,9 +138,11 @@ def test_states_in_parts_and_conditioning():
 
     state = {"x": sample(1), "v": sample(1, seed=2)}
     c = torch.tensor(0.7, **torch64)
-    found = state_transition(nanode.ODEBlock(f, steps=2), state, c).matrices[-1]
-    turn = [[math.cos(0.7), math.sin(0.7)], [-math.sin(0.7), math.cos(0.7)]]
-    assert largest(found - torch.tensor(turn, **torch64)) < 1e-9
+    for of, tau in ((Equation(), 0.0), (Equation(solver=ADAPTIVE), 0.5)):
+        block = nanode.ODEBlock(f, steps=2)
+        found = state_transition(block, state, c, tau=tau, of=of).matrices[-1]
+        cos, sin = math.cos(0.7 * (1 - tau)), math.sin(0.7 * (1 - tau))
+        assert largest(found - torch.tensor([[cos, sin], [-sin, cos]], **torch64)) < 1e-9
 
 
 @pytest.mark.parametrize("of", [Steps(), Equation(steps=5)])
