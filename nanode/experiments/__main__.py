@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, reproduce
-from nanode.experiments.execution import matches
+from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
+from nanode.experiments.execution import BrokenOff, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
-from nanode.reports.records import find_record
+from nanode.training.video import VideoMetrics
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 2
+    except BrokenOff as why:  # tracebacks were printed as it happened
+        print(f"error: {why}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
@@ -32,44 +36,79 @@ def _act(given: argparse.Namespace) -> None:
     experiment = EXPERIMENTS[given.experiment]
     options = Options(tuple(given.data), given.seeds, given.budget, given.data_root)
     root = Path(given.root)
+    _restore(given, root)
     if given.list:
         for run in experiment.plan(options, root):
             if matches(run.name, given.only):
                 meant = replace(run, config=changed(run.config, dict(given.set)))
                 print(f"{_status(meant, root):8}  {run.name}")
         return
-    if given.report:
-        for path in experiment.report(root, Path(given.report), options):
-            print(path)
-        return
-    for outcome in reproduce(
-        experiment,
-        root,
-        options,
-        minutes=given.minutes,
-        overrides=dict(given.set),
-        prune=given.prune,
-        only=given.only,
-    ):
-        if outcome.new:
-            print(json.dumps(_line(outcome)), flush=True)
+    try:
+        if given.report:
+            for path in experiment.report(root, Path(given.report), options):
+                print(path)
+            return
+        for outcome in reproduce(
+            experiment,
+            root,
+            options,
+            minutes=given.minutes,
+            overrides=dict(given.set),
+            prune=given.prune,
+            only=given.only,
+        ):
+            if outcome.new:
+                print(json.dumps(_line(outcome)), flush=True)
+                _archive(given, root)
+    finally:  # whatever happened: what is over is worth keeping
+        _archive(given, root)
+
+
+def _restore(given: argparse.Namespace, root: Path) -> None:
+    """Unpack the archives named, and those to be written anew, so that nothing in them is lost."""
+    if given.archive_checkpoints and given.archive is None:
+        raise ValueError("--archive-checkpoints writes beside --archive FILE.tar.gz; name that too")
+    if given.archive is not None:
+        check_target(given.archive)
+    own = [path for path in _archives(given) if path.exists()]
+    for path in dict.fromkeys([*given.restore, *own]):
+        print(f"taken from {path}: {len(restore(path, root))} runs", file=sys.stderr)
+
+
+def _archives(given: argparse.Namespace) -> list[Path]:
+    """The archive of all records, and that of the unfinished run; those that were asked for."""
+    if given.archive is None:
+        return []
+    name = given.archive.name.removesuffix(".tar.gz")
+    other = given.archive.with_name(f"{name}-unfinished.tar.gz")
+    return [given.archive, other] if given.archive_checkpoints else [given.archive]
+
+
+def _archive(given: argparse.Namespace, root: Path) -> None:
+    for path, write in zip(_archives(given), (write_records, write_unfinished), strict=False):
+        write(path, root)
 
 
 def _status(run: Planned, root: Path) -> str:
     """Whether a planned run is done, failed, begun or open."""
     if over(run, root):
-        record = find_record(root, run.name)
-        return "failed" if record is not None and record.status == "failed" else "done"
+        return "failed" if load_record(run, root / run.name).status == "failed" else "done"
     return "begun" if (root / run.name / "run.json").exists() else "open"
 
 
 def _line(outcome: Outcome) -> dict[str, Any]:
     record, metrics = outcome.record, outcome.record.metrics
+    found: dict[str, Any]
+    if isinstance(metrics, VideoMetrics):
+        found = {"steps": metrics.steps, "test_loss": metrics.test.loss_sum}
+        found |= {"best_train_loss": metrics.best_train.elbo.loss_sum}
+    else:
+        keys = ("validation_accuracy", "test_accuracy")
+        found = {key: None if metrics is None else getattr(metrics, key) for key in keys}
     return {
         "name": outcome.planned.name,
         "status": record.status,
-        "validation_accuracy": None if metrics is None else metrics.validation_accuracy,
-        "test_accuracy": None if metrics is None else metrics.test_accuracy,
+        **found,
         "seconds": round(record.times.total, 1),
         "images_per_second": record.times.images_per_second,
         "message": None if record.message is None else record.message[:200],
@@ -99,6 +138,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="runs by name")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="KEY=VALUE")
     parser.add_argument("--prune", action="store_true", help="keep no weights of runs that ended")
+    parser.add_argument(
+        "--archive",
+        type=Path,
+        metavar="FILE.tar.gz",
+        help="write all records there after each run and at the end, without weights; a file that "
+        "is there already is unpacked below the root first",
+    )
+    parser.add_argument(
+        "--archive-checkpoints",
+        action="store_true",
+        help="write the run that isn't over, with its checkpoint, to FILE-unfinished.tar.gz",
+    )
+    parser.add_argument(
+        "--restore",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="FILE.tar.gz",
+        help="first unpack such archives below the root; runs that are further there stay",
+    )
     parser.add_argument("--list", action="store_true", help="print the runs and which are done")
     parser.add_argument("--report", metavar="FOLDER", help="write tables and figures there")
     return parser

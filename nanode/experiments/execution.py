@@ -19,11 +19,17 @@ import torch
 from nanode.experiments.measurements import measure, measured
 from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.training import Diverged, RunRecord, train
-from nanode.training.checkpoints import check_same
+from nanode.training.checkpoints import check_same, last_checkpoint
 from nanode.training.video import VideoConfig, VideoRecord, train_video
 
 #: What a run that is over doesn't need any more; its record and its journal stay.
 LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
+#: After so many runs in a row that broke off the next would too: a device in a bad state, say.
+HOPELESS = 2
+
+
+class BrokenOff(RuntimeError):
+    """Runs that stopped at an error; all that could be carried out was."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ def execute(
     overrides: Mapping[str, Any] | None = None,
     prune: bool = False,
 ) -> Iterator[RunRecord | VideoRecord]:
-    """The records of planned runs as they end, each trained as its configuration is of images or video.
+    """The records of planned runs as they end, by ``train`` or ``train_video``.
 
     Runs that are over are not repeated. A run that diverges is recorded as failed, and the next
     one begins. After ``minutes`` the current run is stopped with a checkpoint and no other begins.
@@ -64,21 +70,25 @@ def reproduce(
     prune: bool = False,
     only: Iterable[str] = (),
 ) -> Iterator[Outcome]:
-    """Carry out an experiment, planning anew whenever finished runs have decided a choice."""
+    """Carry out an experiment, planning anew whenever finished runs have decided a choice.
+
+    A run that breaks off doesn't keep others from being planned, and isn't tried twice in a call.
+    """
     stop, root, ended = until(minutes), Path(root), set[str]()
-    patterns = list(only)
+    patterns, broken = list(only), dict[str, str]()
     while True:
         planned = [
             run
             for run in experiment.plan(options, root)
-            if run.name not in ended and matches(run.name, patterns)
+            if run.name not in ended | set(broken) and matches(run.name, patterns)
         ]
         before = len(ended)
-        for outcome in outcomes(planned, root, stop=stop, overrides=overrides, prune=prune):
+        for outcome in _outcomes(planned, root, stop, overrides or {}, prune, broken):
             ended.add(outcome.planned.name)
             yield outcome
         if len(ended) == before or stop():
-            return
+            break
+    _complain(broken)
 
 
 def outcomes(
@@ -90,30 +100,54 @@ def outcomes(
     prune: bool = False,
 ) -> Iterator[Outcome]:
     """Carry out planned runs until all are over, or until ``stop()`` is true."""
-    changes = overrides or {}
+    broken: dict[str, str] = {}
+    yield from _outcomes(planned, root, stop, overrides or {}, prune, broken)
+    _complain(broken)
+
+
+def _outcomes(
+    planned: Iterable[Planned],
+    root: str | Path,
+    stop: Callable[[], bool],
+    changes: Mapping[str, Any],
+    prune: bool,
+    broken: dict[str, str],
+) -> Iterator[Outcome]:
+    """The same; runs that break off are noted in ``broken``, with the reason."""
     runs = [replace(run, config=changed(run.config, changes)) for run in planned]
     # All folders are looked at first: what doesn't fit shows before anything is trained.
     ended = {run.name for run in runs if over(run, root)}
-    broken: list[str] = []
+    in_a_row = 0
+    record: RunRecord | VideoRecord | None
     for run in runs:
         folder, new = Path(root) / run.name, run.name not in ended
         if new and stop():
             continue
         try:
-            record = _carry_out(run, folder, stop) if new else load_record(run, root)
+            record = _carry_out(run, folder, stop) if new else load_record(run, folder)
         except RuntimeError as why:
             # Too little memory on the device, say: other runs may fit. Only words are kept of it,
             # since its traceback would keep the run's tensors alive.
             traceback.print_exc()
-            broken.append(f"{run.name} ({type(why).__name__}: {str(why)[:300]})")
+            broken[run.name] = f"{type(why).__name__}: {str(why)[:300]}"
+            record = None
+        if record is None:
+            in_a_row += 1
+            if in_a_row == HOPELESS:
+                _complain(broken, "; the rest was not tried")
             continue
+        in_a_row = 0 if new else in_a_row
         if record.status == "running":
             continue
         if prune:
             remove_large(folder)
         yield Outcome(run, record, new)
+
+
+def _complain(broken: Mapping[str, str], more: str = "") -> None:
     if broken:
-        raise RuntimeError(f"these runs broke off; call again to resume: {'; '.join(broken)}")
+        words = "; ".join(f"{name} ({why})" for name, why in broken.items())
+        raise BrokenOff(f"these runs broke off{more}; call again to resume: {words}")
 
 
 def over(run: Planned, root: str | Path) -> bool:
@@ -125,17 +159,17 @@ def over(run: Planned, root: str | Path) -> bool:
     path = folder / "run.json"
     if not path.exists():
         return False
-    record = load_record(run, root)
+    record = load_record(run, folder)
     check_same(record.config.as_dict(), run.config, str(folder))
     if record.status == "finished" and run.measure is not None:
         return measured(run.measure, folder) is not None
     return record.status != "running"
 
 
-def load_record(run: Planned, root: str | Path) -> RunRecord | VideoRecord:
+def load_record(run: Planned, folder: Path) -> RunRecord | VideoRecord:
     """The record in a planned run's folder."""
     kind = VideoRecord if isinstance(run.config, VideoConfig) else RunRecord
-    return kind.load(Path(root) / run.name / "run.json")
+    return kind.load(folder / "run.json")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -164,11 +198,9 @@ def remove_large(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _carry_out(
-    run: Planned, folder: Path, stop: Callable[[], bool]
-) -> RunRecord | VideoRecord:
-    gc.collect()  # an earlier run's model and captured graphs may hang in a cycle
-    torch.compiler.reset()  # torch compiles a piece of code for a few models only
+def _carry_out(run: Planned, folder: Path, stop: Callable[[], bool]) -> RunRecord | VideoRecord:
+    _clear(run, folder)
+    _free_memory()
     record: RunRecord | VideoRecord
     try:
         if isinstance(run.config, VideoConfig):
@@ -176,7 +208,30 @@ def _carry_out(
         else:
             record = train(run.config, folder, stop=stop)
     except Diverged:
-        return load_record(run, folder.parents[len(Path(run.name).parts) - 1])
+        return load_record(run, folder)
     if record.status == "finished" and run.measure is not None:
+        _free_memory()
         measure(run.measure, folder)
     return record
+
+
+def _clear(run: Planned, folder: Path) -> None:
+    """Remove what an earlier start left, unless it can be gone on with.
+
+    A record without its checkpoint would lend commit and hardware to a run that begins anew, and
+    one without its final weights can't be measured any more; weights without a record are nobody's.
+    """
+    path = folder / "run.json"
+    if path.exists():
+        running = load_record(run, folder).status == "running"
+        if last_checkpoint(folder) if running else (folder / "final.safetensors").exists():
+            return
+        path.unlink()
+    remove_large(folder)
+
+
+def _free_memory() -> None:
+    """Give back what an earlier run's model and captured graphs still hold."""
+    torch.compiler.reset()  # compiled code, which is also made for a few models only
+    gc.collect()  # cycles
+    torch.cuda.empty_cache()

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from nanode.data import Batches, ImageData, Images
+from nanode.gradients import Compiled
 from nanode.training import TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
 from nanode.training.costs import flows
@@ -64,6 +65,9 @@ class _Coarse:
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.config, self.fabric = config, make_fabric(config)
         self.model = model.to(self.fabric.device)
+        for block in flows(model).values():
+            if isinstance(block.gradient, Compiled):  # not worth it for one look at each grid
+                block.gradient = block.gradient.method
         self.data: ImageData = load_data(config).to(self.fabric.device)
         self.batches = Batches(
             self.data.train,

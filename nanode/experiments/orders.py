@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.experiments.measurements import measured
-from nanode.experiments.plan import Options, Planned, configured, read_recipe
+from nanode.experiments.plan import Options, Planned, configured, read_recipe, still_to_come
 from nanode.experiments.table1 import shared
 from nanode.reports.claims import Claim, judge
 from nanode.reports.figures import Panel, draw
@@ -69,8 +69,10 @@ class OrderTrain:
             "How well K = 100 evaluations fit the training set after a few epochs without "
             "augmentation or label smoothing: final weights in eval mode on the training images. "
             "One seed.",
+            still_to_come(self.plan(options, root), root),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "training accuracy, %", "training loss", "run"], rows),
+            _train_verdicts(fits),
             settings_table((((model,), cell.records) for model, cell in cells.items()), ["model"]),
         ]
         figure = draw(out / "figure-order-train.png", [_train_panel(fits, key) for key in FITS])
@@ -105,10 +107,11 @@ class OrderTest:
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
             "T-NANODE ahead of B-NANODE for every order below the number of steps."
         )
+        still = still_to_come(self.plan(options, root), root)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(
-            out / "figure-order-test.md", "Order and test accuracy", [intro, image, *parts]
+            out / "figure-order-test.md", "Order and test accuracy", [intro, still, image, *parts]
         )
         return [figure, page]
 
@@ -152,6 +155,20 @@ FITS = {"train_accuracy": ("training accuracy, %", 100.0), "train_loss": ("train
 
 def _fit(fit: Mapping[str, float]) -> tuple[str, str]:
     return f"{100 * fit['train_accuracy']:.2f}", f"{fit['train_loss']:.4f}"
+
+
+#: What the paper's two figures show, by training accuracy and by test accuracy.
+FITTED = (
+    Claim("order 30 fits the training set better than order 1", ("t-nanode-30",), ("t-nanode-1",)),
+    Claim("order 30 fits it better than the constrained ResNet", ("t-nanode-30",), LINES[:1]),
+)
+GROWTH = Claim("accuracy grows with the order of T, 4 to 10", ("t-nanode-10",), ("t-nanode-4",))
+
+
+def _train_verdicts(fits: Mapping[str, Mapping[str, float] | None]) -> str:
+    known = {m: Spread(100 * fit["train_accuracy"], None, 1) for m, fit in fits.items() if fit}
+    found = [f"- {claim.text}: {judge(claim, known)}" for claim in FITTED]
+    return "Of the paper's claims, by training accuracy, in points:\n\n" + "\n".join(found)
 
 
 def _train_panel(fits: Mapping[str, Mapping[str, float] | None], key: str) -> Panel:
@@ -207,6 +224,7 @@ def _test_parts(cells: Mapping[str, Cell], lr: float) -> list[str]:
     return [
         f"## Learning rate {lr:g}",
         table(["order", "T-NANODE", "B-NANODE", "T ahead of B"], rows),
+        f"The paper: {GROWTH.text}: {judge(GROWTH, means)}.",
         table(["baseline", "test accuracy"], lines),
         settings_table((((model,), cell.records) for model, cell in cells.items()), ["model"]),
     ]

@@ -1,11 +1,12 @@
 """What an experiment is: a list of planned runs, and a report on their records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from nanode.reports.records import find_record
 from nanode.training import TrainConfig, recipe
 from nanode.training.config import Settings
 from nanode.training.documents import from_mapping
@@ -87,6 +88,18 @@ class Experiment(Protocol):
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """Write tables and figures into ``out``, from the records below ``root`` alone."""
+
+
+def still_to_come(planned: Sequence[Planned], root: Path) -> str:
+    """How many of the planned runs are over, in a sentence; nothing if all are."""
+    left = [run.name for run in planned if find_record(root, run.name) is None]
+    if not left:
+        return ""
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    return (
+        f"**{len(planned) - len(left)} of {len(planned)} planned runs are over.** Still to come: "
+        f"{', '.join(left[:3])}{more}."
+    )
 
 
 def configured(

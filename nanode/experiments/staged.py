@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanode.experiments.plan import Options, Planned, configured
+from nanode.experiments.plan import Options, Planned, configured, still_to_come
 from nanode.experiments.selection import Candidate, best, validation_text
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import PEERS
@@ -70,6 +70,7 @@ class Staged:
         }
         parts = [
             ABOUT,
+            still_to_come(self.plan(options, root), root),
             accuracies,
             _choice(root, options),
             settings_table(rows.items(), ["model", "data"]),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nanode.experiments.memory import memory_section
-from nanode.experiments.plan import Options, Planned, configured, read_recipe
+from nanode.experiments.plan import Options, Planned, configured, read_recipe, still_to_come
 from nanode.experiments.selection import Candidate, best, validation_text
 from nanode.reports.records import Cell, find_record
 from nanode.reports.table1 import TITLES, Choice, Column, write_table1
@@ -70,6 +70,7 @@ class Table1:
             models,
             options.sets,
             [choice for choice in choices if choice is not None],
+            still_to_come(self.plan(options, root), root),
             [memory_section(root)],
         )
         return [page]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from nanode.reports.statistics import Spread
 
+NOT_MEASURED = "not measured"
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -26,13 +28,16 @@ class Verdict:
     held: bool | None
     #: Whether the margin is no larger than the spread of the difference, over seeds.
     within_spread: bool = False
+    #: Whether one of the two has a single seed, whose spread nobody knows.
+    single: bool = False
 
     def __str__(self) -> str:
         if self.margin is None:
-            return "not measured"
+            return NOT_MEASURED
         word = "held" if self.held else "**did not hold**"
         unsure = ", within the spread" if self.within_spread else ""
-        return f"{word} ({self.margin:+.2f}{unsure})"
+        few = ", one seed" if self.single else ""
+        return f"{word} ({self.margin:+.2f}{unsure}{few})"
 
 
 def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
@@ -40,7 +45,7 @@ def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
 
     >>> claim = Claim("T beats Auto", better=("t",), worse=("auto",))
     >>> print(judge(claim, {"t": Spread(85.0, None, 1), "auto": Spread(82.5, None, 1)}))
-    held (+2.50)
+    held (+2.50, one seed)
     >>> print(judge(claim, {"t": Spread(85.0, None, 1)}))
     not measured
     """
@@ -53,4 +58,5 @@ def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
     margin = low.mean - high.mean
     held = margin >= 0 if claim.ties else margin > 0
     deviation = ((low.deviation or 0.0) ** 2 + (high.deviation or 0.0) ** 2) ** 0.5
-    return Verdict(margin, held, abs(margin) <= deviation)
+    single = min(low.count, high.count) == 1
+    return Verdict(margin, held, abs(margin) <= deviation, single)

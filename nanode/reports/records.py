@@ -37,6 +37,11 @@ class Cell:
         return [record for record in self.records if record.status == "finished"]
 
     @property
+    def failed(self) -> list[RunRecord]:
+        """The runs that did."""
+        return [record for record in self.records if record.status == "failed"]
+
+    @property
     def accuracy(self) -> Spread | None:
         """Test accuracy in per cent."""
         tested = [r.metrics.test_accuracy for r in self.finished if r.metrics is not None]
@@ -46,9 +51,8 @@ class Cell:
         parts = []
         if (accuracy := self.accuracy) is not None:
             parts.append(f"{accuracy} ({_seeds(self.finished)})")
-        failed = [record for record in self.records if record.status == "failed"]
-        if failed:
-            parts.append(f"failed ({_seeds(failed)})")
+        if self.failed:
+            parts.append(f"failed ({_seeds(self.failed)})")
         return "; ".join([*parts, *([self.note] if self.note else [])]) or "–"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from nanode.reports.markdown import table
 from nanode.training import Costs, Flow, RunRecord
+from nanode.training.records import Record
 
 GB = 1e9
 
@@ -48,8 +49,6 @@ def initialisation(record: RunRecord) -> str:
         return "each field drawn by itself"
     if "-independent" in model:
         return "each coefficient drawn by itself"
-    if "-independent" in model:
-        return "each coefficient drawn by itself"
     return "one draw, constant in t" if _moves(record) else "one draw"
 
 
@@ -67,7 +66,7 @@ def hardware(record: RunRecord) -> str:
     return str(record.hardware.get("name", "unknown"))
 
 
-def commit(record: RunRecord) -> str:
+def commit(record: Record) -> str:
     """The commit that trained it; + means that files differed from it."""
     if record.commit is None:
         return "unknown"
@@ -94,6 +93,17 @@ def _speed(records: list[RunRecord]) -> str:
     return f"{sum(known) / len(known):,.0f}" if known else "–"
 
 
+def _optimizer(record: RunRecord) -> str:
+    optimizer, schedule = record.config.optimizer, record.config.schedule
+    return f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, {schedule.name}"
+
+
+def _augmentation(record: RunRecord) -> str:
+    augment = record.config.augment
+    parts = [f"{name} {size}" for name in ("crop", "cutout") if (size := getattr(augment, name))]
+    return ", ".join([*parts, *(["flip"] if augment.flip else [])]) or "none"
+
+
 def _images(record: RunRecord) -> str:
     held = record.config.validation
     if held is None:
@@ -110,9 +120,11 @@ SETTINGS: dict[str, Callable[[RunRecord], str]] = {
     "norm affines": norm_affines,
     "epochs": lambda record: str(record.config.epochs),
     "learning rate": lambda record: f"{record.config.optimizer.lr:g}",
+    "optimizer": _optimizer,
     "batch": lambda record: str(record.config.batch_size),
     "precision of f": lambda record: record.config.precision,
     "training images": _images,
+    "augmentation": _augmentation,
     "parameters": _costs(lambda costs: f"{costs.parameters:,}"),
     "parameters of the flow, GB": _costs(lambda costs: f"{costs.flow_parameter_bytes / GB:.2g}"),
     "activations of the flow, GB": _costs(lambda costs: f"{costs.flow_activation_bytes / GB:.3g}"),
@@ -120,5 +132,6 @@ SETTINGS: dict[str, Callable[[RunRecord], str]] = {
         lambda costs: "–" if costs.flow_time_share is None else f"{costs.flow_time_share:.0%}"
     ),
     "hardware": hardware,
+    "torch": lambda record: str(record.versions.get("torch", "unknown")),
     "commit": commit,
 }

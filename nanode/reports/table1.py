@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanode.reports.claims import judge
+from nanode.reports.claims import NOT_MEASURED, Claim, judge
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import CITATION, CLAIMS, TABLE1, table1_accuracy
 from nanode.reports.records import Cell
-from nanode.reports.settings import settings_table
+from nanode.reports.settings import settings, settings_table
 
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits"}
 
@@ -25,6 +25,10 @@ class Column:
     def cell(self, data: str, model: str) -> Cell:
         """An empty one where nothing was run."""
         return self.cells.get(data, {}).get(model, Cell())
+
+    def begun(self, data: str) -> bool:
+        """Whether there is anything to show for a data set."""
+        return any(cell.records or cell.note for cell in self.cells.get(data, {}).values())
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,18 @@ def write_table1(
     models: Sequence[str],
     sets: Sequence[str],
     choices: Sequence[Choice],
+    still: str = "",
     further: Sequence[str] = (),
 ) -> Path:
-    """Write the page."""
+    """Write the page; ``still`` says which runs are to come."""
     parts = [
         "Test accuracy in per cent, mean ± sample standard deviation over the seeds named behind "
         f"it; a single seed has no spread. The paper's figures: {CITATION}.",
         "\n".join(f"- **{column.title}**: {column.about}" for column in columns),
+        still,
         *(_accuracies(columns, models, data) for data in sets),
-        _claims(columns, sets),
+        *_claims(columns, sets),
+        _memory(columns, models, sets),
         _choices(choices),
         *further,
         *(_settings(column, models, sets) for column in columns),
@@ -61,42 +68,87 @@ def write_table1(
 
 
 def _accuracies(columns: Sequence[Column], models: Sequence[str], data: str) -> str:
-    header = ["model", "paper", *(column.title for column in columns)]
+    """The paper's rows and others that were run, in the columns that were begun."""
+    shown = [column for column in columns if column.begun(data)]
+    if not shown:
+        return f"## {TITLES[data]}\n\nNo run is over yet."
     rows = []
     for model in models:
+        cells = [column.cell(data, model) for column in shown]
         paper = TABLE1[model].accuracy(data) if model in TABLE1 else None
-        shown = "–" if paper is None else f"{paper:.2f}"
-        rows.append([model, shown, *(column.cell(data, model) for column in columns)])
+        if model in TABLE1 or any(cell.records or cell.note for cell in cells):
+            rows.append([model, "–" if paper is None else f"{paper:.2f}", *cells])
+    header = ["model", "paper", *(column.title for column in shown)]
     return f"## {TITLES[data]}\n\n" + table(header, rows)
 
 
-def _claims(columns: Sequence[Column], sets: Sequence[str]) -> str:
-    header = ["claim"]
-    header += [f"{where}, {TITLES[data]}" for data in sets for where in ("paper", *_names(columns))]
-    rows = []
-    for claim in CLAIMS:
-        row = [claim.text]
-        for data in sets:
-            row.append(_margin(judge(claim, table1_accuracy(data)).margin))
-            for column in columns:
-                cells = column.cells.get(data, {})
-                measured = {name: cell.accuracy for name, cell in cells.items()}
-                row.append(str(judge(claim, measured)))
-        rows.append(row)
-    return (
+def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
+    """A table for each data set; claims about rows without runs are only named."""
+    parts = [
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
         "the order was reversed). “Within the spread”: no larger than the two standard deviations "
-        "taken together.\n\n" + table(header, rows)
-    )
+        "taken together; “one seed”: the spread of one side isn't known."
+    ]
+    for data in sets:
+        shown = [column for column in columns if column.begun(data)]
+        judged = {claim: [_verdict(claim, column, data) for column in shown] for claim in CLAIMS}
+        known = {claim: found for claim, found in judged.items() if set(found) - {NOT_MEASURED}}
+        rows = [
+            [claim.text, _margin(judge(claim, table1_accuracy(data)).margin), *found]
+            for claim, found in known.items()
+        ]
+        if not rows:
+            parts.append(f"None is measured on {TITLES[data]} yet.")
+            continue
+        header = [f"claim, {TITLES[data]}", "paper", *(column.title for column in shown)]
+        parts.append(table(header, rows))
+        if unknown := [claim.text for claim in CLAIMS if claim not in known]:
+            parts.append(f"Not measured on {TITLES[data]} yet: {'; '.join(unknown)}.")
+    return parts
+
+
+def _verdict(claim: Claim, column: Column, data: str) -> str:
+    """What became of a claim in a column, and which of its runs diverged."""
+    cells = {name: column.cell(data, name) for name in (*claim.better, *claim.worse)}
+    found = str(judge(claim, {name: cell.accuracy for name, cell in cells.items()}))
+    failed = [name for name, cell in cells.items() if cell.failed]
+    return f"{found}; failed: {', '.join(failed)}" if failed else found
 
 
 def _margin(margin: float | None) -> str:
     return "no figure" if margin is None else f"{margin:+.2f}"
 
 
-def _names(columns: Sequence[Column]) -> list[str]:
-    return [column.title for column in columns]
+def _memory(columns: Sequence[Column], models: Sequence[str], sets: Sequence[str]) -> str:
+    """What the flow of each row held in its own runs, beside the paper's figures."""
+    header = ["model", "gradient", "parameters, GB", "paper", "activations, GB", "paper"]
+    rows = []
+    for model in models:
+        cells = [column.cell(data, model) for column in columns for data in sets]
+        known = [r for cell in cells for r in cell.records if r.costs is not None]
+        if known:
+            found = settings(known[:1])
+            paper = TABLE1.get(model)
+            rows.append(
+                [
+                    model,
+                    found["gradient"],
+                    found["parameters of the flow, GB"],
+                    "–" if paper is None else f"{paper.parameters:.2g}",
+                    f"{found['activations of the flow, GB']} (batch {found['batch']})",
+                    "–" if paper is None else f"{paper.activations:g}",
+                ]
+            )
+    if not rows:
+        return ""
+    return (
+        "## Memory\n\n"
+        "Of the flow alone, in the rows' own runs: with the gradient named here, f in their "
+        "precision. Where all activations are kept (Backprop), NANODEs hold as much as residual "
+        "networks; what constant memory takes is measured apart, in single precision. The paper "
+        "doesn't say for which batch its activations are.\n\n" + table(header, rows)
+    )
 
 
 def _choices(choices: Sequence[Choice]) -> str:
@@ -108,7 +160,7 @@ def _choices(choices: Sequence[Choice]) -> str:
             f"**{name}: {accuracy}**" if name == choice.chosen else f"{name}: {accuracy}"
             for name, accuracy in choice.candidates.items()
         ]
-        rows.append([choice.model, ", ".join(shown), choice.chosen or "candidates are missing"])
+        rows.append([choice.model, ", ".join(shown), choice.chosen or "none so far"])
     return (
         "## How learning rates and scales were chosen\n\n"
         "By accuracy on held-out training images, in per cent; test images took no part.\n\n"

@@ -1,11 +1,15 @@
 """Planned runs over several calls: what is skipped, resumed, refused and survived."""
 
+import shutil
+import weakref
 from dataclasses import replace
 
 import pytest
+import torch
 
+import nanode.training.run
 from nanode.experiments import Options, Planned, execute, reproduce
-from nanode.experiments.execution import matches, outcomes, until
+from nanode.experiments.execution import BrokenOff, matches, outcomes, until
 from nanode.experiments.measurements import MEASUREMENTS
 from nanode.training import OptimizerConfig, RunRecord, train
 from nanode.training.loop import Loop
@@ -136,6 +140,105 @@ def test_a_run_that_breaks_off_does_not_stop_the_others(tmp_path, runs, steps, c
     statuses = [RunRecord.load(tmp_path / run.name / "run.json").status for run in runs]
     assert statuses == ["running", "finished", "finished"]
     assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
+
+
+def test_after_two_in_a_row_the_rest_is_not_tried(tmp_path, runs, monkeypatch):
+    tried = []
+
+    def no_memory(config, folder, stop):
+        tried.append(config.seed)
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr("nanode.experiments.execution.train", no_memory)
+    with pytest.raises(BrokenOff, match=r"the rest was not tried.*seed0.*seed1 \(OutOfMemoryError"):
+        list(execute(runs, tmp_path))
+    assert tried == [0, 1]
+
+
+def test_a_run_that_breaks_off_is_not_tried_again_nor_keeps_others_from_being_planned(
+    tmp_path, runs, monkeypatch
+):
+    tried = []
+
+    def sometimes(config, folder, stop):
+        tried.append(config.seed)
+        if config.seed == 0:
+            raise RuntimeError("no memory left")
+        return train(config, folder)
+
+    class Growing:
+        """The last run is planned once the second is there."""
+
+        def plan(self, options, root=None):
+            known = root is not None and (root / runs[1].name / "run.json").exists()
+            return runs if known else runs[:2]
+
+    monkeypatch.setattr("nanode.experiments.execution.train", sometimes)
+    found = []
+    with pytest.raises(BrokenOff, match=r"some/seed0 \(RuntimeError"):
+        found += (o.planned.name for o in reproduce(Growing(), tmp_path, Options()))
+    assert tried == [0, 1, 2]
+    assert (tmp_path / runs[2].name / "run.json").exists()
+
+
+def test_nothing_of_a_run_is_alive_when_the_next_one_begins(tmp_path, runs, steps, monkeypatch):
+    """Finished, diverged, broken off and measured, with every model in a cycle of references."""
+    models, alive = [], []
+
+    def prepare(config):
+        alive.append([model() is not None for model in models])
+        setup = original(config)
+        setup.model.cycle = [setup.model]
+        models.append(weakref.ref(setup.model))
+        return setup
+
+    def look(folder):
+        alive.append([model() is not None for model in models])
+        return {}
+
+    original = nanode.training.run.prepare
+    monkeypatch.setattr("nanode.training.run.prepare", prepare)
+    monkeypatch.setitem(MEASUREMENTS, "look", look)
+    diverging = replace(runs[0].config, optimizer=OptimizerConfig(lr=1e30))
+    runs = [Planned("diverging", diverging), *runs, Planned("last", replace(diverging, seed=3))]
+    runs[2] = replace(runs[2], measure="look")
+    steps.fail_at, steps.error = 35, torch.OutOfMemoryError  # an instance would keep its traceback
+    with pytest.raises(BrokenOff, match=r"some/seed[012] \(OutOfMemoryError"):
+        list(execute(runs, tmp_path))
+    assert len(models) == 5
+    assert not any(flag for flags in alive for flag in flags)
+
+
+def test_weights_without_a_record_are_removed(tmp_path, runs, steps):
+    """What another run left must not count as a checkpoint of this one."""
+    folder = tmp_path / runs[0].name
+    list(outcomes(runs[:1], tmp_path, stop=lambda: steps.count >= 5))
+    (folder / "run.json").unlink()
+    left = folder / "checkpoints/step-00000005"
+    (left / "of the other run").touch()
+    list(outcomes(runs[:1], tmp_path, stop=lambda: steps.count >= 5 + 5))
+    assert sorted(path.name for path in left.iterdir()) == ["state.pt", "weights.safetensors"]
+
+
+def test_a_record_without_its_checkpoint_is_not_gone_on_with(tmp_path, runs, steps, monkeypatch):
+    """The run begins anew: it is of the commit that trains it."""
+    for commit, stop in (("old", 15), ("new", 1000)):
+        monkeypatch.setattr("nanode.training.run.commit", lambda commit=commit: (commit, False))
+        found = list(outcomes(runs[:1], tmp_path, stop=lambda stop=stop: steps.count >= stop))
+        shutil.rmtree(tmp_path / runs[0].name / "checkpoints")
+    (outcome,) = found
+    assert (outcome.record.commit, outcome.record.times.starts) == ("new", 1)
+    assert steps.count == 15 + 20
+
+
+def test_a_run_that_cannot_be_measured_any_more_is_repeated(tmp_path, runs, steps, monkeypatch):
+    monkeypatch.setitem(MEASUREMENTS, "look", lambda folder: {"found": 1})
+    list(execute(runs[:1], tmp_path, prune=True))
+    run = replace(runs[0], measure="look")
+    (record,) = execute([run], tmp_path, prune=True)
+    assert record.status == "finished"
+    assert (tmp_path / run.name / "look.json").exists()
+    assert steps.count == 2 * 20
 
 
 def test_pruned_runs_are_still_over(tmp_path, runs, steps):

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from nanode.experiments.__main__ import main
+from nanode.training.loop import Loop
 
 ARGUMENTS = ["table1", "--budget", "tiny", "--only", "table1/digits/shared/auto/seed0"]
 
@@ -39,6 +41,52 @@ def test_an_interrupt_is_no_crash(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("nanode.experiments.execution.train", stopped)
     assert main([*ARGUMENTS, "--root", str(tmp_path)]) == 130
     assert "goes on from the last checkpoint" in capsys.readouterr().err
+
+
+def test_results_travel_in_an_archive(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "some.tar.gz"
+    archive = ["--archive", str(path), "--archive-checkpoints"]
+    quick = ["--set", "progress=false"]
+    there, here, third = (["--root", str(tmp_path / name)] for name in ("there", "here", "third"))
+    # Interrupted after its first checkpoint, the run comes back in a file of its own …
+    original, count = Loop._step, [0]
+
+    def step(self, images, labels):
+        count[0] += 1
+        if count[0] == 9:
+            raise KeyboardInterrupt
+        return original(self, images, labels)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    settings = [*quick, "checkpoint_every=5"]
+    assert main([*ARGUMENTS, *there, *settings, *archive]) == 130
+    other = tmp_path / "some-unfinished.tar.gz"
+    assert path.exists()
+    assert other.exists()
+    # … and goes on from there: what is to be written anew is unpacked first.
+    assert main([*ARGUMENTS, *here, *settings, *archive]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "finished"
+    assert count[0] == 9 + (10 - 5)  # ten steps in all, the first five made there
+    assert not other.exists()
+    assert main([*ARGUMENTS, *third, *quick, "--restore", str(path), "--list"]) == 0
+    assert capsys.readouterr().out == "done      table1/digits/shared/auto/seed0\n"
+    assert main([*ARGUMENTS, *here, *archive[2:]]) == 2
+    assert "--archive FILE.tar.gz" in capsys.readouterr().err
+    assert main([*ARGUMENTS, *here, "--archive", str(tmp_path / "none/some.tar.gz")]) == 2
+    assert "folder doesn't exist" in capsys.readouterr().err
+
+
+def test_runs_that_break_off_are_an_error_and_what_is_over_is_archived(
+    tmp_path, capsys, monkeypatch
+):
+    def no_memory(*arguments, **options):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr("nanode.experiments.execution.train", no_memory)
+    path = tmp_path / "some.tar.gz"
+    assert main([*ARGUMENTS, "--root", str(tmp_path / "root"), "--archive", str(path)]) == 1
+    assert "seed0 (OutOfMemoryError: no memory left)" in capsys.readouterr().err
+    assert path.exists()
 
 
 @pytest.mark.parametrize("wrong", [["--set", "epochs"], ["--budget", "long"], ["--minutes", "x"]])

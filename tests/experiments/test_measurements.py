@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nanode.data import load
-from nanode.experiments.measurements import TOLERANCE, measure, measured
+from nanode.experiments.measurements import TOLERANCE, _Coarse, measure, measured
+from nanode.gradients import Backprop
 from nanode.models import create
 from nanode.training import load_model, train
 from nanode.training.calibration import calibrate
@@ -55,6 +56,12 @@ def test_steps(config, tmp_path):
     assert found["fewest_steps"] == fewest
     if fewest == 3:
         assert found["fewest_test_accuracy"] == record.metrics.test_accuracy
+
+
+def test_grids_are_not_compiled(config):
+    model = create(config.model, preset=config.preset, channels=1, steps=3, compile=True)
+    (block,) = flows(_Coarse(model, config).calibrated(2)).values()
+    assert (block.steps, type(block.gradient)) == (2, Backprop)
 
 
 def by_hand(config, folder, steps):

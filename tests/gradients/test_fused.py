@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.fields.norms import norms_in
 from nanode.gradients.compiled import Compiled
 from nanode.gradients.fused import solve as fused_solve
 from nanode.gradients.fused.bottleneck import is_bottleneck
@@ -176,6 +177,24 @@ def test_without_gradients(solver, gradient, kind, device, monkeypatch):
     assert torch.equal(x, before)
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+def test_calibration_is_fused(monkeypatch):
+    """Norms in training mode, everything else in eval mode."""
+    x = torch.randn(3, 16, 5, 7)
+    fused = nanode.ODEBlock(
+        make_field("moving"), 4, gradient=Compiled(nanode.Backprop(), fused=True)
+    )
+    plain = nanode.ODEBlock(make_field("moving"), 4)
+    found = []
+    for block in (plain, fused):
+        for norm in norms_in(block.eval()):
+            norm.train()
+        with torch.no_grad():
+            found.append([block(x), *block.buffers()])
+        monkeypatch.setattr(nanode.Backprop, "solve", refuse)
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_eval_mode_with_gradients_is_not_fused():

@@ -37,6 +37,7 @@ def make():
             commit=commit,
             modified=modified,
             hardware={"name": "Some GPU"},
+            versions={"torch": "2.11.0"},
             times=Times(images_per_second=speed),
             flows=(
                 Flow(

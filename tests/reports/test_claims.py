@@ -13,7 +13,7 @@ def single(**means):
 def test_held():
     found = judge(CLAIM, single(a=90.0, b=85.0, c=88.5))
     assert (found.held, found.margin) == (True, 1.5)  # over the better of the two
-    assert str(found) == "held (+1.50)"
+    assert str(found) == "held (+1.50, one seed)"
 
 
 def test_all_of_the_better_ones_count():
@@ -24,7 +24,7 @@ def test_all_of_the_better_ones_count():
 def test_did_not_hold():
     found = judge(CLAIM, single(a=90.0, b=85.0, c=90.25))
     assert (found.held, found.margin) == (False, -0.25)
-    assert str(found) == "**did not hold** (-0.25)"
+    assert str(found) == "**did not hold** (-0.25, one seed)"
 
 
 @pytest.mark.parametrize("missing", ["a", "b", "c"])
@@ -50,6 +50,8 @@ def test_leads_smaller_than_the_spread_are_marked():
     assert str(judge(claim, measured)) == "held (+5.00, within the spread)"
     measured["a"] = Spread(90.01, 3.0, 3)
     assert str(judge(claim, measured)) == "held (+5.01)"
+    measured["b"] = Spread(85.0, None, 1)
+    assert str(judge(claim, measured)) == "held (+5.01, one seed)"
 
 
 def test_the_paper_agrees_with_itself():

@@ -1,6 +1,7 @@
 import pytest
 
 from nanode.reports.settings import initialisation, norm_affines, settings, settings_table
+from nanode.training import AugmentConfig
 
 
 def test_what_a_row_says(make):
@@ -59,6 +60,13 @@ def test_starts_and_affines(make, model, field, options, start, affines):
 )
 def test_training_images(make, held, words):
     assert settings([make(validation=held)])["training images"] == words
+
+
+def test_augmentation(make):
+    some = AugmentConfig(crop=4, flip=True)
+    assert settings([make(augment=some)])["augmentation"] == "crop 4, flip"
+    assert settings([make(augment=AugmentConfig(cutout=16))])["augmentation"] == "cutout 16"
+    assert settings([make()])["augmentation"] == "none"
 
 
 def test_what_all_rows_share_is_said_once(make):

@@ -35,12 +35,12 @@ NAMES = tuple(f"{n}.weight" for n in (2, 5, 8)) + tuple(
 
 
 def is_bottleneck(field: Field) -> bool:
-    """Whether the kernels serve this field: a bottleneck, all of it in one mode."""
+    """Whether the kernels serve this field: a bottleneck, its norms in one mode."""
     module = getattr(field, "module", None)
     if not isinstance(field, TimeVarying | Autonomous) or not isinstance(module, nn.Sequential):
         return False
     parts = list(module)
-    if len(parts) != 9 or len({part.training for part in field.modules()}) > 1:
+    if len(parts) != 9 or len({part.training for part in parts[::3]}) > 1:
         return False
     if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return False

@@ -42,13 +42,18 @@ def serves(method: Gradient, problem: Problem, x: State) -> bool:
         and is_bottleneck(plan.field)
         and (
             # Derivatives are those of norms in training.
-            plan.field.training
+            _trains(plan)
             and coupled == isinstance(method, Reversal)
             and isinstance(method, Backprop | Checkpointed | Reversal)
             if torch.is_grad_enabled()
-            else plan.field.training or _has_statistics(plan)
+            else _trains(plan) or _has_statistics(plan)
         )
     )
+
+
+def _trains(plan: Plan) -> bool:
+    """Whether the norms use the batch's own statistics."""
+    return all(norm.training for norm in norms_in(plan.field))
 
 
 def _has_statistics(plan: Plan) -> bool:

@@ -1,0 +1,175 @@
+"""Results carried from one machine to another as one file."""
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from nanode.experiments import execute
+from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
+from nanode.experiments.execution import outcomes
+from nanode.training import RunRecord
+from nanode.training.loop import Loop
+
+pytestmark = pytest.mark.usefixtures("perceptron")
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Counts training steps."""
+    original, count = Loop._step, [0]
+
+    def step(self, images, labels):
+        count[0] += 1
+        return original(self, images, labels)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    return count
+
+
+def until(steps, count):
+    return lambda: steps[0] >= count
+
+
+def files(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_there_and_back(tmp_path, runs):
+    there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "some.tar.gz"
+    records = list(execute(runs[:2], there))
+    (there / runs[0].name / "fit.json").write_text('{"train_accuracy": 1.0}')
+    (there / "memory").mkdir()
+    (there / "memory/memory.json").write_text("{}")
+    (there / "notes.txt").write_text("not of a run")
+    write_records(path, there)
+    assert restore(path, here) == ["memory", "some/seed0", "some/seed1"]
+    assert files(here) == [
+        "memory/memory.json",
+        "some/seed0/fit.json",
+        "some/seed0/log.jsonl",
+        "some/seed0/run.json",
+        "some/seed1/log.jsonl",
+        "some/seed1/run.json",
+    ]
+    for name in files(here):
+        assert (here / name).read_bytes() == (there / name).read_bytes()
+    # Without weights they are over all the same.
+    assert list(execute(runs[:2], here)) == records
+    assert restore(path, here) == []  # nothing in it is further
+
+
+def test_an_unfinished_run_goes_on_elsewhere(tmp_path, runs, steps):
+    there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "some.tar.gz"
+    (whole,) = execute(runs[:1], tmp_path / "whole")
+    steps[0] = 0
+    list(outcomes(runs[:1], there, stop=until(steps, 13)))
+    write_unfinished(path, there)
+    assert restore(path, here) == ["some/seed0"]
+    assert files(here) == [
+        f"some/seed0/{name}"
+        for name in (
+            "checkpoints/step-00000013/state.pt",
+            "checkpoints/step-00000013/weights.safetensors",
+            "log.jsonl",
+            "run.json",
+        )
+    ]
+    (record,) = execute(runs[:1], here)
+    assert steps[0] == 20  # bit for bit the uninterrupted run, no step made twice
+    assert (record.metrics, record.curves) == (whole.metrics, whole.curves)
+    write_unfinished(path, here)
+    assert not path.exists()  # nothing is unfinished any more
+
+
+def test_the_last_of_several_unfinished_runs(tmp_path, runs, steps):
+    list(outcomes(runs[1:2], tmp_path / "root", stop=until(steps, 3)))
+    list(outcomes(runs[:1], tmp_path / "root", stop=until(steps, 6)))
+    write_unfinished(tmp_path / "some.tar.gz", tmp_path / "root")
+    assert restore(tmp_path / "some.tar.gz", tmp_path / "here") == ["some/seed0"]
+
+
+def test_what_is_further_stays(tmp_path, runs, steps):
+    root, early, late = tmp_path / "root", tmp_path / "early.tar.gz", tmp_path / "late.tar.gz"
+    over = tmp_path / "over.tar.gz"
+    for path, end in ((early, 3), (late, 6)):
+        list(outcomes(runs[:1], root, stop=until(steps, end)))
+        write_unfinished(path, root)
+    (record,) = execute(runs[:1], root)
+    write_records(over, root)
+    here = tmp_path / "here"
+    assert restore(late, here) == ["some/seed0"]
+    assert restore(early, here) == []
+    assert restore(over, here) == ["some/seed0"]
+    assert restore(late, here) == []
+    assert RunRecord.load(here / "some/seed0/run.json") == record
+    # A measurement made elsewhere is news of a run that is over.
+    (root / "some/seed0/fit.json").write_text("{}")
+    write_records(over, root)
+    assert restore(over, here) == ["some/seed0"]
+    assert (here / "some/seed0/fit.json").exists()
+
+
+# ---- archives that are no such thing
+
+
+def packed(path, name, kind=tarfile.REGTYPE, text=b'{"status": "finished", "config": {}}'):
+    """An archive of one good record and one member more."""
+    with tarfile.open(path, "w:gz") as archive:
+        for member_name, member_kind in (("good/run.json", tarfile.REGTYPE), (name, kind)):
+            member = tarfile.TarInfo(member_name)
+            member.type, member.size, member.linkname = member_kind, len(text), "/etc/passwd"
+            archive.addfile(member, io.BytesIO(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../run.json", tarfile.REGTYPE),
+        ("a/../../run.json", tarfile.REGTYPE),
+        ("a/../../checkpoints/step-00000001/state.pt", tarfile.REGTYPE),
+        ("/a/run.json", tarfile.REGTYPE),
+        ("a//run.json", tarfile.REGTYPE),
+        (".a/run.json", tarfile.REGTYPE),
+        ("run.json", tarfile.REGTYPE),
+        ("a/run.sh", tarfile.REGTYPE),
+        ("a/final.safetensors", tarfile.REGTYPE),
+        ("a/state.pt", tarfile.REGTYPE),
+        ("a/step-00000001/state.pt", tarfile.REGTYPE),
+        ("a/run.json", tarfile.SYMTYPE),
+        ("a/run.json", tarfile.LNKTYPE),
+        ("a/run.json", tarfile.DIRTYPE),
+        ("a/run.json", tarfile.CHRTYPE),
+    ],
+)
+def test_the_unexpected_is_refused_and_nothing_written(tmp_path, name, kind):
+    packed(tmp_path / "some.tar.gz", name, kind)
+    with pytest.raises(ValueError, match="which isn't expected"):
+        restore(tmp_path / "some.tar.gz", tmp_path / "root")
+    assert [path.name for path in tmp_path.iterdir()] == ["some.tar.gz"]
+
+
+def test_damaged_archives(tmp_path):
+    path, root = tmp_path / "some.tar.gz", tmp_path / "root"
+    packed(path, "a/run.json", text=json.dumps({"status": "finished", "config": {}}).encode())
+    whole = path.read_bytes()
+    for wrong in (whole[:-20], whole[:30], b"no archive", whole[:-8] + bytes(8)):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"can't read the archive .*some\.tar\.gz"):
+            restore(path, root)
+        assert not root.exists()
+    packed(path, "a/run.json", text=b"{")
+    with pytest.raises(ValueError, match=r"can't read the run record .*run\.json"):
+        restore(path, root)
+    assert files(root) == []
+    with pytest.raises(FileNotFoundError):
+        restore(tmp_path / "none.tar.gz", root)
+
+
+def test_places_where_none_can_be_written(tmp_path):
+    check_target(tmp_path / "some.tar.gz")
+    with pytest.raises(ValueError, match=r"a file \.tar\.gz, got"):
+        check_target(tmp_path / "some.zip")
+    with pytest.raises(ValueError, match="folder doesn't exist"):
+        check_target(tmp_path / "none/some.tar.gz")

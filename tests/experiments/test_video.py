@@ -1,0 +1,165 @@
+"""Table 2 and its figure: plans, the tiny variant from start to report, and what the tables say."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from nanode.experiments import EXPERIMENTS, Options, reproduce
+from nanode.experiments.table2 import MEMORY, PAPER, comparisons, memory_section
+from nanode.experiments.video import MODELS, finished, planned
+from nanode.models.video import create
+from nanode.training.video import Best, Elbo, Point, VideoMetrics, VideoRecord
+
+
+@pytest.mark.parametrize("budget", ["short", "full", "tiny"])
+def test_the_plan(budget, tmp_path):
+    options = Options(budget=budget, seeds=2, data_root=str(tmp_path))
+    runs = planned(options)
+    names = [run.name for run in runs]
+    assert len(set(names)) == len(names) == 2 * 3 + 3
+    for run in runs:
+        assert run.name == f"table2/{run.config.data}/{run.config.model}/seed{run.config.seed}"
+        # The same for all models but the model: budget, data, rate.
+        assert replace(run.config, model="svg", seed=0) == replace(
+            next(r for r in runs if r.config.data == run.config.data).config, model="svg"
+        )
+        assert run.config.schedule.name == "constant"
+    assert {run.config.model for run in runs} == set(MODELS)
+    figure = EXPERIMENTS["figure-video"].plan(options)
+    assert figure == runs[:6]
+    if budget != "tiny":
+        assert {run.config.minutes for run in runs} == {3.0 if budget == "short" else 60.0}
+        assert {run.config.steps for run in runs} == {None}
+        deterministic = runs[-1].config
+        assert (deterministic.n_past, deterministic.n_future, deterministic.n_eval) == (10, 10, 20)
+        (tmp_path / "softmotion30_44k").mkdir()
+        assert [run.config.data for run in planned(options)[9:]] == ["bair"] * 3
+
+
+def test_every_planned_model_can_be_made():
+    for run in planned(Options(seeds=1)):
+        create(run.config.model, **run.config.options | {"width": 2, "g_dim": 8, "rnn_size": 8})
+
+
+def test_from_start_to_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanode.experiments.table2.MODELS", ("svg", "svg-nanode"))
+    options, runs, out = Options(budget="tiny", seeds=1), tmp_path / "runs", tmp_path / "out"
+    table = EXPERIMENTS["table2"]
+    changes = {"progress": False, "options.width": 2, "batch_size": 2, "test_clips": 2}
+    found = list(reproduce(table, runs, options, prune=True, overrides=changes))
+    assert [outcome.record.status for outcome in found] == ["finished"] * 6
+    assert not list(runs.rglob("*.safetensors"))
+    (page,) = table.report(runs, out, options)
+    text = page.read_text()
+    by_model = finished(runs, "moving-digits")
+    svg, nanode = (by_model[model][0].record for model in ("svg", "svg-nanode"))
+    ratio = min(p.loss for p in nanode.curves) / min(p.loss for p in svg.curves)
+    assert f"| {ratio:.3f} | 0.386 |" in text  # after the same number of steps, all four
+    assert "after the same number of steps: 4" in text
+    assert "BAIR was not run" in text
+    mse = finished(runs, "moving-digits-deterministic")["svg-auto"][0].clips["openstl_mse"]
+    assert f"| {mse:.2f} |" in text
+    figure = EXPERIMENTS["figure-video"].report(runs, out, options)
+    assert {path.name for path in figure} == {
+        "figure-video.png",
+        "figure-video.md",
+        *(f"figure-video-{model}.gif" for model in MODELS),
+    }
+    # Nothing is repeated.
+    again = list(reproduce(table, runs, options, overrides=changes))
+    assert not any(outcome.new for outcome in again)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write the record of a video run that is over, with a curve of losses by step and second."""
+
+    def write(run, losses, pace, end=None):
+        steps = [10 * (n + 1) for n in range(len(losses))]
+        steps[-1] = end or steps[-1]
+        points = tuple(
+            Point(step=step, seconds=pace * step, loss=loss, mse=loss, kld=0.0)
+            for step, loss in zip(steps, losses, strict=True)
+        )
+        elbo = Elbo.of(losses[-1], 0.0, run.config.beta, 14, 4096)
+        best = Best(step=10, seconds=1.0, elbo=elbo)
+        record = VideoRecord(
+            config=run.config,
+            seed=run.config.seed,
+            started="2026-01-01T00:00:00+00:00",
+            status="finished",
+            curves=points,
+            tests=points,
+            metrics=VideoMetrics(steps=40, best_train=best, best_test=best, test=elbo),
+        )
+        folder = tmp_path / run.name
+        folder.mkdir(parents=True)
+        record.save(folder / "run.json")
+
+    return write
+
+
+def test_ratios_after_the_same_time_and_the_same_steps(tmp_path, write):
+    runs = {run.config.model: run for run in planned(Options(seeds=1))[:3]}
+    write(runs["svg"], [4.0, 2.0, 1.0, 0.5], pace=1.0)
+    write(runs["svg-auto"], [4.0, 3.0], pace=2.0)
+    write(runs["svg-nanode"], [2.0, 1.0], pace=2.01)  # its last step ended a little late
+    time, steps = comparisons("Moving MNIST", finished(tmp_path, "moving-mnist"), column=0)
+    # 40 seconds: 40 steps of SVG, 20 of the others.
+    assert "same time: 0.667 min" in time
+    assert _ratios(time) == {"svg": "1.000", "svg-auto": "6.000", "svg-nanode": "2.000"}
+    assert "NANODE reaches a lower −ELBO than SVG: **did not hold**" in time
+    assert "same number of steps: 20" in steps
+    assert _ratios(steps) == {"svg": "1.000", "svg-auto": "1.500", "svg-nanode": "0.500"}
+    assert "NANODE reaches a lower −ELBO than SVG: held" in steps
+    assert "Auto stays behind SVG on Moving MNIST: held" in steps
+
+
+def test_losses_are_compared_at_steps_that_all_runs_have(tmp_path, write):
+    runs = {run.config.model: run for run in planned(Options(seeds=1))[:3]}
+    for model in ("svg", "svg-auto"):
+        write(runs[model], [4.0, 2.0, 1.0, 0.5], pace=1.0)
+    write(runs["svg-nanode"], [2.0, 1.0, 0.1], pace=2.0, end=25)
+    _, steps = comparisons("Moving MNIST", finished(tmp_path, "moving-mnist"), column=0)
+    # NANODE was tested at step 25, where its time was over; the others at 20 and 30.
+    assert "same number of steps: 20" in steps
+    assert _ratios(steps) == {"svg": "1.000", "svg-auto": "1.000", "svg-nanode": "0.500"}
+
+
+def _ratios(text):
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| svg")]
+    return {row[0].removeprefix("| "): row[4] for row in rows}
+
+
+def test_reports_of_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanode.experiments.table2.MODELS", ("svg",))
+    for name in ("table2", "figure-video"):
+        paths = EXPERIMENTS[name].report(tmp_path, tmp_path / "out", Options(budget="tiny"))
+        assert all(path.stat().st_size > 0 for path in paths)
+    rows = json.loads((tmp_path / MEMORY).read_text())["rows"]
+    assert [row["model"] for row in rows] == ["svg"]
+
+
+def test_the_papers_ratios():
+    svg, auto, nanode = (PAPER[model] for model in MODELS)
+    assert auto[0] / svg[0] == pytest.approx(1.50)
+    assert nanode[0] / svg[0] == pytest.approx(0.386, abs=5e-4)
+    assert auto[1] / svg[1] == pytest.approx(0.947, abs=5e-4)
+    assert nanode[1] / svg[1] == pytest.approx(0.80)
+
+
+def test_memory_is_given_for_a_hundred_clips():
+    row = {"batch_size": 4, "kernel_bytes": 5_000_000, "parameter_bytes": 7_000_000}
+    row["flow_table_bytes"] = 0
+    rows = [
+        {"model": "svg", "width": 16, "gradient": None, "saved_bytes": 200_000_000} | row,
+        # 20 MB of it are weights, as many as for any number of clips.
+        {"model": "svg-nanode", "width": 16, "gradient": "backprop", "saved_bytes": 319_200_000}
+        | row
+        | {"flow_table_bytes": 20_000_000},
+    ]
+    text = memory_section({"hardware": {"name": "mine"}, "rows": rows})
+    assert "| svg | 16 | – | 5 | 1.000 | 4.9 | 1.000 | 0.005 | 0.0046 | 0.007 |" in text
+    assert "| svg-nanode | 16 | backprop | 7.5 | 1.500 | 4.7 | 0.959 |" in text
+    assert "scaled from 4" in text
