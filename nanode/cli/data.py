@@ -5,7 +5,8 @@ from pathlib import Path
 
 from cyclopts import App
 
-from nanode.data import SOURCES, data_root, load
+from nanode.data import SOURCES, data_root, load, video
+from nanode.training.values import check_choice
 
 command = App(name="data")
 
@@ -14,6 +15,7 @@ command = App(name="data")
 def names() -> None:
     """List the data sets by name, and say where their files are looked for."""
     print("\n".join(SOURCES))
+    print(f"\nVideo: {', '.join(video.SOURCES)}")
     print(f"\nFiles are in {data_root()}; --root or the variable NANODE_DATA names another folder.")
 
 
@@ -28,6 +30,11 @@ def fetch(name: str, /, *, root: Path | None = None) -> None:
     root
         The folder for its files; by default the one that NANODE_DATA names, or the user's cache.
     """
+    check_choice("the data set", name, [*SOURCES, *video.SOURCES])
+    if name in video.SOURCES:
+        clips = video.load(name, root=root, progress=_show)
+        print(clips.train, clips.test, sep="\n")
+        return
     data = load(name, root, progress=_show)
     shape = "×".join(str(side) for side in data.shape)
     print(f"{name}: {len(data.train):,} images of {shape} to train, {len(data.test):,} to test")

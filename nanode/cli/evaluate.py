@@ -16,6 +16,7 @@ def command(
     *,
     split: Literal["test", "validation", "train"] = "test",
     device: Literal["auto", "cpu", "cuda"] | None = None,
+    data_root: str | None = None,
     sequences: int | None = None,
     samples: int | None = None,
     n_past: int | None = None,
@@ -38,6 +39,8 @@ def command(
         The images or clips to measure on.
     device
         Where to compute; by default as in training.
+    data_root
+        The folder of the data sets; by default as in training.
     sequences
         Video: how many clips; 256 by default.
     samples
@@ -66,16 +69,16 @@ def command(
     }
     given = {name: value for name, value in options.items() if value is not None}
     if is_video_run(run):
-        _video(run, out, split=split, device=device, **given)
+        _video(run, out, split=split, device=device, data_root=data_root, **given)
         return
     if given or out is not None:
         names = [*given, *(["out"] if out is not None else [])]
         raise ValueError(f"{run} is no video run, which alone takes --{', --'.join(names)}")
-    _image(run, split, device)
+    _image(run, split, device, data_root)
 
 
-def _image(run: Path, split: str, device: str | None) -> None:
-    found = evaluate(run, split, device)
+def _image(run: Path, split: str, device: str | None, data_root: str | None) -> None:
+    found = evaluate(run, split, device, data_root)
     print(f"{split:10} {found.accuracy:7.2%}  loss {found.loss:.4f}")
     recorded = getattr(RunRecord.load(run / "run.json").metrics, f"{split}_accuracy", None)
     if recorded is not None:

@@ -23,6 +23,7 @@ def command(
     scale: int = 2,
     fps: int = 8,
     device: Literal["auto", "cpu", "cuda"] | None = None,
+    data_root: str | None = None,
 ) -> None:
     """Show truth, posterior mean, best sample and other samples side by side.
 
@@ -58,6 +59,8 @@ def command(
         Frames a second.
     device
         Where to compute; by default as in training.
+    data_root
+        The folder of the data sets; by default as in training.
     """
     path = generate(
         run,
@@ -74,5 +77,6 @@ def command(
         scale=scale,
         fps=fps,
         device=device,
+        data_root=data_root,
     )
     print(path)

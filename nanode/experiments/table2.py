@@ -44,8 +44,8 @@ CLAIMS = (
 )
 MEMORY = Path("table2") / "memory.json"
 GRADIENTS = ("backprop", "checkpointed")
-#: A run ends with the step that passes its limit: its last point is a little late.
-LATE = 1.02
+#: A run ends with the steps that pass its limit, and a GPU may be behind: its last point is late.
+LATE = 1.05
 #: Steps a second beside SVG's that three evaluations for one should reach.
 TARGETS = {"backprop": 0.45, "checkpointed": 0.35}
 

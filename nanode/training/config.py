@@ -1,4 +1,7 @@
-"""The configuration of a training run: frozen dataclasses that check themselves."""
+"""The configuration of a training run: frozen dataclasses that check themselves.
+
+A text below a field says what it is for; the command line shows it as the option's help.
+"""
 
 import json
 from collections.abc import Mapping
@@ -35,15 +38,17 @@ class OptimizerConfig:
     """How a gradient moves the weights; weight decay acts on weight tensors only."""
 
     name: str = "sgd"
-    #: The highest learning rate of the schedule.
+    """``sgd`` or ``adamw``."""
     lr: float = 0.1
+    """The highest learning rate of the schedule."""
     weight_decay: float = 5e-4
-    #: SGD only.
+    """Of weight tensors; biases and norms never decay."""
     momentum: float = 0.9
-    #: SGD only.
+    """SGD only."""
     nesterov: bool = True
-    #: AdamW only.
+    """SGD only."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW only."""
 
     def __post_init__(self) -> None:
         check_choice("optimizer.name", self.name, OPTIMIZERS)
@@ -77,11 +82,13 @@ class ScheduleConfig:
     """
 
     name: str = "one-cycle"
-    #: The share of all steps in which the rate rises.
+    """``one-cycle``, ``cosine`` or ``constant``."""
     warmup: float = 0.25
-    #: The rate of the first step (with a warm-up) and of the last.
+    """The share of all steps in which the rate rises."""
     start: float = 0.04
+    """The rate of the first step, if there is a warm-up, as a share of the highest."""
     end: float = 1e-4
+    """The rate of the last step, likewise."""
 
     def __post_init__(self) -> None:
         check_choice("schedule.name", self.name, SCHEDULES)
@@ -94,14 +101,14 @@ class ScheduleConfig:
 class AugmentConfig:
     """What happens to training images; all off by default."""
 
-    #: Pixels of padding around an image before a random crop to its size.
     crop: int = 0
-    #: What the padding shows: black (``zero``) or the mirrored image (``reflect``).
+    """Pixels of padding around an image before a random crop to its size."""
     border: str = "zero"
-    #: Mirror half of the images.
+    """What the padding shows: black (``zero``) or the mirrored image (``reflect``)."""
     flip: bool = False
-    #: The side of a square that is blanked out at a random place; 0 is none.
+    """Mirror half of the images."""
     cutout: int = 0
+    """The side of a square that is blanked out at a random place; 0 is none."""
 
     def __post_init__(self) -> None:
         check_count("augment.crop", self.crop, least=0)
@@ -115,10 +122,11 @@ class PenaltyConfig:
     """A penalty on moving weights, added to the loss."""
 
     name: str = "smoothness"
-    #: What the penalty is multiplied by; 0 leaves it out.
+    """What is kept small: ``coefficients``, ``function`` or ``smoothness``."""
     weight: float = 0.0
-    #: Which derivative of the weights ``smoothness`` keeps small.
+    """What the penalty is multiplied by; 0 leaves it out."""
     derivative: int = 1
+    """Which derivative of the weights ``smoothness`` keeps small."""
 
     def __post_init__(self) -> None:
         check_choice("penalty.name", self.name, PENALTIES)
@@ -139,44 +147,57 @@ class TrainConfig:
     """
 
     data: str
+    """The data set, by name."""
     model: str
+    """The model, by name."""
     preset: str = "paper"
-    #: Further keywords of ``nanode.models.create``: steps, solver, gradient, scale …
+    """The network around the flows, by name."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Further keywords of ``nanode.models.create``: steps, solver, gradient, scale …"""
     seed: int = 0
+    """Of weights, the order of images and their augmentation."""
     epochs: int = 16
+    """Passes over the training images."""
     batch_size: int = 512
+    """Images in a step."""
     precision: str = "32-true"
+    """``32-true``, or ``bf16-mixed`` for fields in half precision."""
     label_smoothing: float = 0.0
-    #: The largest norm of the gradient; null leaves gradients alone.
+    """The share of a label that is spread over all classes."""
     clip: float | None = None
-    #: The decay of the weight average that is evaluated; null evaluates the weights themselves.
+    """The largest norm of the gradient; null leaves gradients alone."""
     average: float | None = 0.999
-    #: Training batches over which norm statistics are found anew at the end; 0 keeps the old ones.
+    """The decay of the weight average that is evaluated; null evaluates the weights themselves."""
     calibration: int = 40
-    #: Training images held out for choices; null holds out a tenth, 0 trains on all.
+    """Training batches over which norm statistics are found anew at the end; 0 keeps the old."""
     validation: int | None = None
-    #: Which weights the final metrics belong to: the ``last``, or the ``best`` on validation.
+    """Training images held out for choices; null holds out a tenth, 0 trains on all."""
     select: str = "last"
-    #: Whether the final weights are tested; runs that serve a choice must not look.
+    """Which weights the final metrics belong to: the ``last``, or the ``best`` on validation."""
     test: bool = True
+    """Whether the final weights are tested; runs that serve a choice must not look."""
     compile: bool = False
+    """Compile the whole model; ``options`` can compile single flows instead."""
     channels_last: bool = False
-    #: Time a training step with and without its flows at the end, for the share of the flows.
+    """Compute in that memory layout."""
     profile: bool = False
+    """Time a training step with and without its flows at the end, for the share of the flows."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
     data_root: str | None = None
-    #: ``auto`` takes a GPU where there is one.
+    """The folder of the data sets; null takes NANODE_DATA's, or the user's cache."""
     device: str = "auto"
-    #: Steps between two looks at the losses; each look makes a GPU wait.
+    """``cpu``, ``cuda``, or ``auto``, which takes a GPU where there is one."""
     log_every: int = 50
-    #: Steps between checkpoints inside an epoch; null writes one at the end of each epoch.
+    """Steps between two looks at the losses; each look makes a GPU wait."""
     checkpoint_every: int | None = None
+    """Steps between checkpoints inside an epoch; null writes one at the end of each epoch."""
     tensorboard: bool = False
+    """Log for TensorBoard too."""
     progress: bool = True
+    """Show how far the run is."""
 
     def __post_init__(self) -> None:
         for name in ("data", "model", "preset"):

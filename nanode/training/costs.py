@@ -77,7 +77,7 @@ def costs_of_step(
 ) -> Costs:
     """What one training step of a model costs; ``loss`` runs its forward pass on ``data``."""
     blocks = flows(model)
-    with _uncompiled(blocks.values()):
+    with uncompiled(blocks.values()):
         inputs, calls = _inputs(model, loss)
         with fabric.autocast():
             found = {name: measure_memory(blocks[name], *given) for name, given in inputs.items()}
@@ -97,7 +97,7 @@ def costs_of_step(
 
 
 @contextmanager
-def _uncompiled(blocks: Iterable[ODEBlock]) -> Iterator[None]:
+def uncompiled(blocks: Iterable[ODEBlock]) -> Iterator[None]:
     """Blocks by their plain methods: captured and compiled solves hide what they hold."""
     own = {block: block.gradient for block in blocks if isinstance(block.gradient, Compiled)}
     for block, gradient in own.items():

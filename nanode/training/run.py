@@ -70,12 +70,23 @@ def train(
         return _train(prepare(config), folder, earlier, clock, stop)
 
 
-def evaluate(run_folder: str | Path, split: str = "test", device: str | None = None) -> Score:
-    """Loss and accuracy of a finished run's final weights, with their stored norm statistics."""
+def evaluate(
+    run_folder: str | Path,
+    split: str = "test",
+    device: str | None = None,
+    data_root: str | None = None,
+) -> Score:
+    """Loss and accuracy of a finished run's final weights, with their stored norm statistics.
+
+    ``device`` and ``data_root`` are by default the run's, and may be others on another machine.
+    """
     check_choice("split", split, ("train", "validation", "test"))
     model, config = load_model(run_folder)
-    if device is not None:
-        config = replace(config, device=device)
+    config = replace(
+        config,
+        device=config.device if device is None else device,
+        data_root=config.data_root if data_root is None else data_root,
+    )
     fabric = make_fabric(config)
     model = model.to(fabric.device)
     data = load_data(config)

@@ -1,6 +1,7 @@
 """The command itself: help, names, errors."""
 
 import importlib
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -31,6 +32,18 @@ def test_every_command_has_a_file_and_help(nanode, name):
     status, out, _ = nanode(name, "--help")
     assert status == 0
     assert f"Usage: nanode {name}" in out
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_every_setting_says_what_it_is_for(nanode, monkeypatch, kind):
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = nanode("train", kind, "--help")
+    lines = [line.strip("│* ") for line in out.splitlines() if "--" in line]
+    options = [line for line in lines if line.startswith("--")]
+    assert len(options) > 30
+    for line in options:
+        said = re.sub(r"\[(default|required).*", "", line)
+        assert re.fullmatch(r"\S.*\S {2,}\w.*[.…] *", said), line
 
 
 def test_help_imports_no_command():

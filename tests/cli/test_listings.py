@@ -4,7 +4,7 @@ import urllib.error
 
 import pytest
 
-from nanode.data import SOURCES
+from nanode.data import SOURCES, video
 from nanode.models import names
 from nanode.training import recipe, recipe_names
 from nanode.training.documents import parse_config
@@ -46,17 +46,24 @@ def test_data(nanode, monkeypatch, tmp_path):
     assert status == 0
     assert out.splitlines()[: len(SOURCES)] == list(SOURCES)
     assert str(tmp_path / "mine") in out
+    assert f"Video: {', '.join(video.SOURCES)}" in out
 
 
 def test_fetching_what_is_there(nanode):
     expected = "digits: 1,437 images of 1×8×8 to train, 360 to test\n"
     assert nanode("data", "fetch", "digits") == (0, expected, "")
+    status, out, _ = nanode("data", "fetch", "moving-digits")
+    assert status == 0
+    assert "60,000 of any number of frames of 1×64×64" in out
 
 
 def test_fetching_an_unknown_name(nanode):
     status, _, err = nanode("data", "fetch", "cifr10")
     assert status == 1
-    assert "did you mean 'cifar10'?" in err
+    assert "Did you mean 'cifar10'?" in err
+    status, _, err = nanode("data", "fetch", "moving-digit")
+    assert status == 1
+    assert "Did you mean 'moving-digits'?" in err
 
 
 def test_fetching_without_a_network(nanode, monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from nanode import data
 from nanode.training import RunRecord, load_config
 
 
@@ -38,6 +39,21 @@ def test_evaluating_gives_the_recorded_numbers(trained, nanode, run_folder, spli
         f"{metrics[f'{split}_loss']:.4f}",
     ]
     assert recorded.split() == ["run.json", f"{metrics[f'{split}_accuracy']:.2%}"]
+
+
+def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path, monkeypatch):
+    asked = []
+
+    def load(name, root):
+        asked.append(root)
+        return data.load(name)
+
+    monkeypatch.setattr("nanode.training.setup.load", load)
+    root = ("--data-root", tmp_path / "first")
+    assert nanode("train", "image", "--config", quick, *root, "--out", run_folder).status == 0
+    assert nanode("evaluate", run_folder).status == 0
+    assert nanode("evaluate", run_folder, "--data-root", tmp_path / "other").status == 0
+    assert asked == [str(tmp_path / name) for name in ("first", "first", "other")]
 
 
 def test_a_finished_run_is_not_repeated(trained, nanode, quick, run_folder):

@@ -62,6 +62,8 @@ def test_generate(nanode, run, tmp_path):
         (("evaluate", "RUN", "--split", "validation"), "split must be one of train, test"),
         (("evaluate", "RUN", "--norms", "batch", "--length", 2), "length must be"),
         (("generate", "nowhere"), "can't read the run record"),
+        (("generate", "RUN", "--data", "bair", "--data-root", "elsewhere"), "elsewhere"),
+        (("evaluate", "RUN", "--data", "bair", "--data-root", "elsewhere"), "elsewhere"),
     ],
 )
 def test_bad_input(nanode, run, tokens, message):

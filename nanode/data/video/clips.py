@@ -110,7 +110,7 @@ class StoredClips(Clips):
                 f"{self.name}: expected indices from 0 to {len(self) - 1}, got {wrong[0]}"
             )
         # Bytes travel in the order they lie in; the device puts the axes in ours.
-        taken = torch.from_numpy(np.asarray(self._array[rows, :length])).to(self.device)
+        taken = sent(torch.from_numpy(np.asarray(self._array[rows, :length])), self.device)
         frames = taken.to(torch.float32, memory_format=torch.contiguous_format)
         return from_bytes(frames) if taken.dtype == torch.uint8 else frames
 
@@ -136,6 +136,16 @@ class VideoData:
                 f"{self.name}: expected the same frames in both splits, got channels and size "
                 f"{train} to train on and {test} to test on"
             )
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device, without waiting for what a GPU is doing.
+
+    A copy from ordinary memory would wait for all of it.
+    """
+    if device.type != "cuda" or values.is_cuda:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def from_bytes(values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanode.data.video.clips import Clips, from_bytes
+from nanode.data.video.clips import Clips, from_bytes, sent
 from nanode.data.video.draws import below, draw, fraction, stream
 from nanode.data.video.resize import enlarged
 
@@ -74,7 +74,7 @@ class Moving(Clips):
 
         Shapes: ``(N, digits)`` and ``(N, T, digits, 2)``, both int64.
         """
-        sequences = draw(self._stream, indices.to(self.device))
+        sequences = draw(self._stream, sent(indices, self.device))
         digits = draw(sequences[:, None], torch.arange(self.digits, device=self.device))
         numbers = torch.arange(self._draws(length), device=self.device)
         drawn = draw(digits[..., None], numbers)

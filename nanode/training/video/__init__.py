@@ -7,6 +7,7 @@
 from nanode.training.video.config import (
     AdamConfig,
     VideoConfig,
+    VideoScheduleConfig,
     load_video_config,
     video_recipe,
     video_recipe_names,
@@ -33,6 +34,7 @@ __all__ = [
     "VideoCosts",
     "VideoMetrics",
     "VideoRecord",
+    "VideoScheduleConfig",
     "VideoScore",
     "evaluate_video",
     "generate",

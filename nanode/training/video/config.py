@@ -17,8 +17,11 @@ class AdamConfig:
     """Adam, with decoupled weight decay on weight tensors if there is any."""
 
     lr: float = 2e-3
+    """The highest learning rate of the schedule."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """How slowly the means of gradients and of their squares move."""
     weight_decay: float = 0.0
+    """Of weight tensors; biases and norms never decay."""
 
     def __post_init__(self) -> None:
         self.as_optimizer()  # whose checks are these
@@ -30,8 +33,12 @@ class AdamConfig:
         )
 
 
-def _constant() -> ScheduleConfig:
-    return ScheduleConfig(name="constant")
+@dataclass(frozen=True, kw_only=True)
+class VideoScheduleConfig(ScheduleConfig):
+    """The learning rate over the steps of a run: by default it stays."""
+
+    name: str = "constant"
+    """``constant``; or ``one-cycle`` or ``cosine``, which need ``steps``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,49 +51,57 @@ class VideoConfig:
     """
 
     data: str
-    #: Further keywords of ``nanode.data.video.load``.
+    """The data set, by name."""
     data_options: dict[str, Any] = field(default_factory=dict)
+    """Further keywords of ``nanode.data.video.load``."""
     model: str = "svg-nanode"
-    #: Further keywords of ``nanode.models.video.create``: width, z_dim, skip, encode, gradient …
+    """``svg``, ``svg-auto`` or ``svg-nanode``."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Further keywords of ``nanode.models.video.create``: width, z_dim, skip, encode, gradient …"""
     seed: int = 0
-    #: Frames that are given.
+    """Of weights, latents and the order of clips."""
     n_past: int = 5
-    #: Frames that are predicted in training.
+    """Frames that are given."""
     n_future: int = 10
-    #: Frames of a generated clip, the given ones counted in.
+    """Frames that are predicted in training."""
     n_eval: int = 30
-    #: The weight of the divergence between posterior and prior.
+    """Frames of a generated clip, the given ones counted in."""
     beta: float = 1e-4
+    """The weight of the divergence between posterior and prior."""
     batch_size: int = 100
-    #: The run ends after so many steps or so many minutes of training, whichever comes first;
-    #: null sets no such end. Evaluation and checkpoints don't count, compiling does.
+    """Clips in a step."""
     steps: int | None = None
+    """The run ends after so many steps; null ends it by ``minutes`` alone."""
     minutes: float | None = None
+    """The run ends after so much training: evaluation doesn't count, compiling does."""
     precision: str = "32-true"
-    #: The largest norm of the gradient; null leaves gradients alone.
+    """``32-true``, or ``bf16-mixed`` for encoder and decoder in half precision."""
     clip: float | None = None
-    #: Training batches over which norm statistics are found anew at the end; 0 keeps the old ones.
+    """The largest norm of the gradient; null leaves gradients alone."""
     calibration: int = 20
-    #: Test clips that the loss is measured on; their latents are drawn from one stream for all.
+    """Training batches over which norm statistics are found anew at the end; 0 keeps the old."""
     test_clips: int = 200
-    #: Steps between two measurements of the loss on test clips.
+    """Test clips that the loss is measured on; their latents are drawn from one stream for all."""
     evaluate_every: int = 600
-    #: Compile encoder and decoder; ``options`` can compile single flows instead.
+    """Steps between two measurements of the loss on test clips."""
     compile: bool = False
+    """Compile encoder and decoder; ``options`` can compile single flows instead."""
     channels_last: bool = False
+    """Compute in that memory layout."""
     optimizer: AdamConfig = field(default_factory=AdamConfig)
-    #: Any but ``constant`` needs ``steps``.
-    schedule: ScheduleConfig = field(default_factory=_constant)
+    schedule: VideoScheduleConfig = field(default_factory=VideoScheduleConfig)
     data_root: str | None = None
-    #: ``auto`` takes a GPU where there is one.
+    """The folder of the data sets; null takes NANODE_DATA's, or the user's cache."""
     device: str = "auto"
-    #: Steps in a point of the curve; each point makes a GPU wait.
+    """``cpu``, ``cuda``, or ``auto``, which takes a GPU where there is one."""
     log_every: int = 50
-    #: Steps between checkpoints; null writes one at each measurement on test clips.
+    """Steps in a point of the curve; each point makes a GPU wait."""
     checkpoint_every: int | None = None
+    """Steps between checkpoints; null writes one at each measurement on test clips."""
     tensorboard: bool = False
+    """Log for TensorBoard too."""
     progress: bool = True
+    """Show how far the run is."""
 
     def __post_init__(self) -> None:
         for name in ("data", "model"):

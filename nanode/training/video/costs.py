@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanode.fields import TimeVarying
-from nanode.training.costs import costs_of_step
+from nanode.training.costs import uncompiled, costs_of_step, flows
 from nanode.training.decay import stored_weights
 from nanode.training.video.records import VideoCosts
 from nanode.training.video.setup import VideoSetup
@@ -27,10 +27,11 @@ def measure_video_costs(setup: VideoSetup) -> VideoCosts:
         def loss() -> Tensor:
             return setup.loss(model, frames)[0]
 
-        costs = costs_of_step(
-            model, loss, frames, setup.fabric, config.batch_size, config.precision
-        )
-        peak = _peak_bytes(loss, frames.device) if frames.is_cuda else None
+        with uncompiled(flows(model).values()):
+            costs = costs_of_step(
+                model, loss, frames, setup.fabric, config.batch_size, config.precision
+            )
+            peak = _peak_bytes(loss, frames.device) if frames.is_cuda else None
     return VideoCosts(**asdict(costs), kernel_bytes=kernel_bytes(model), peak_bytes=peak)
 
 

@@ -109,13 +109,18 @@ def open_task(
     data: str | None = None,
     split: str = "test",
     device: str | None = None,
+    data_root: str | None = None,
 ) -> Task:
     """The model of a finished run before the clips of its data set, or of another one."""
     check_choice("norms", norms, NORMS)
     check_choice("split", split, ("train", "test"))
     check_count("seed", seed, least=0)
     model, config = load_video_model(run_folder)
-    config = config if device is None else replace(config, device=device)
+    config = replace(
+        config,
+        device=config.device if device is None else device,
+        data_root=config.data_root if data_root is None else data_root,
+    )
     given = config.n_past if n_past is None else n_past
     frames = max(config.n_eval, given + 1) if length is None else length
     check_count("n_past", given)
@@ -149,10 +154,10 @@ def evaluate_video(
     """PSNR and SSIM of a finished run against the horizon, best of ``samples`` by mean SSIM.
 
     ``n_past`` and ``length`` are by default the run's n_past and n_eval; ``norms``, ``seed``,
-    ``data``, ``split`` and ``device`` as in ``open_task``. At most ``rows`` clips are generated at
-    a time; that changes no result with stored norm statistics. ``networks`` are further metrics by
-    name, such as FVD or LPIPS around networks of the user's own: each is called once with the
-    predicted frames of the truth and of the first sample of every sequence.
+    ``data``, ``split``, ``device`` and ``data_root`` as in ``open_task``. At most ``rows`` clips
+    are generated at a time; that changes no result with stored norm statistics. ``networks`` are
+    further metrics by name, such as FVD or LPIPS around networks of the user's own: each is called
+    once with the predicted frames of the truth and of the first sample of every sequence.
     """
     return score_clips(open_task(run_folder, **task), sequences, samples, rows, networks or {})
 
@@ -230,12 +235,11 @@ def _called(network: Network, pairs: list[tuple[Tensor, Tensor]]) -> float:
 def norm_statistics(model: nn.Module, norms: str) -> Iterator[None]:
     """The model with stored norm statistics or with those of each batch; it is left as it was."""
     was_training = model.training
-    kept = {name: value.clone() for name, value in model.named_buffers()}
+    kept = [(b, b.clone()) for b in model.buffers()] if norms == "batch" else []
     model.train(norms == "batch")
     try:
         yield
     finally:
         model.train(was_training)
-        if norms == "batch":
-            for name, value in model.named_buffers():
-                value.copy_(kept[name])
+        for buffer, before in kept:
+            buffer.copy_(before)

@@ -25,8 +25,8 @@ def generate(
     """Write a GIF or MP4 of truth, posterior mean, best sample and ``shown`` other samples.
 
     The best is that of ``samples`` with the best mean SSIM over predicted frames. Rows are the
-    first ``sequences`` clips; ``n_past``, ``length``, ``norms``, ``seed``, ``data``, ``split`` and
-    ``device`` as in ``open_task``. The same arguments give the same film.
+    first ``sequences`` clips; ``n_past``, ``length``, ``norms``, ``seed``, ``data``, ``split``,
+    ``device`` and ``data_root`` as in ``open_task``. The same arguments give the same film.
     """
     for name, value in (("sequences", sequences), ("samples", samples), ("scale", scale)):
         check_count(name, value)

@@ -15,7 +15,7 @@ def psnr(made: Tensor, truth: Tensor) -> Tensor:
     try:
         from torchmetrics.functional.image import peak_signal_noise_ratio
     except ImportError as why:
-        raise _missing() from why
+        raise _missing(why) from why
     found: Tensor = peak_signal_noise_ratio(
         made, truth, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
@@ -27,7 +27,7 @@ def ssim(made: Tensor, truth: Tensor) -> Tensor:
     try:
         from torchmetrics.functional.image import structural_similarity_index_measure
     except ImportError as why:
-        raise _missing() from why
+        raise _missing(why) from why
     found = structural_similarity_index_measure(
         made, truth, gaussian_kernel=True, sigma=1.5, data_range=1.0, reduction="none"
     )
@@ -61,8 +61,8 @@ def openstl_ssim(made: Tensor, truth: Tensor) -> Tensor:
     return score.mean(dim=(1, 2, 3))
 
 
-def _missing() -> ImportError:
-    return ImportError("PSNR and SSIM need torchmetrics: pip install nanode[train]")
+def _missing(why: ImportError) -> ImportError:
+    return ImportError(f"PSNR and SSIM need torchmetrics: pip install nanode[train] ({why})")
 
 
 def by_time(metric: Callable[[Tensor, Tensor], Tensor], made: Tensor, truth: Tensor) -> Tensor:

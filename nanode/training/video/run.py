@@ -62,14 +62,18 @@ def train_video(
 
 
 def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
-    """The model of a finished run with its final weights, in eval mode, and its configuration."""
+    """The model of a finished run with its final weights, in eval mode, and its configuration.
+
+    Its flows aren't compiled: generation has many shapes, and each would be compiled for.
+    """
     folder = Path(run_folder)
     record = VideoRecord.load(folder / "run.json")
     if record.status != "finished":
         raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
     path = folder / "final.safetensors"
     notes = weights_notes(path)
-    model = make_model(record.config, notes["channels"], notes["size"])
+    options = {key: value for key, value in record.config.options.items() if key != "compile"}
+    model = make_model(replace(record.config, options=options), notes["channels"], notes["size"])
     load_weights(path, model)
     return model.eval(), record.config
 

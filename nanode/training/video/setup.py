@@ -12,6 +12,7 @@ from nanode.data.video import VideoData, load
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, create
 from nanode.training.calibration import calibrate
+from nanode.training.costs import uncompiled, flows
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.training.setup import make_fabric
@@ -152,13 +153,14 @@ def _compile(model: SVG, frames: Tensor, n_past: int, fabric: "Fabric") -> None:
 
 @contextmanager
 def _eager(model: SVG) -> Iterator[None]:
-    """The model as it is without compiled code, which would be compiled again for eval mode."""
+    """The model and its flows without compiled code, which would be compiled again for this."""
     parts: tuple[nn.Module, ...] = (model.encoder, model.decoder)
     kept = [part._compiled_call_impl for part in parts]
     for part in parts:
         part._compiled_call_impl = None
     try:
-        yield
+        with uncompiled(flows(model).values()):
+            yield
     finally:
         for part, code in zip(parts, kept, strict=True):
             part._compiled_call_impl = code

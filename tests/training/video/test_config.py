@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from nanode.training import ScheduleConfig
 from nanode.training.documents import save_config
 from nanode.training.video import (
     VideoConfig,
+    VideoScheduleConfig,
     load_video_config,
     video_recipe,
     video_recipe_names,
@@ -26,7 +26,7 @@ from nanode.training.video.setup import make_model
         ({"options": {"width": object()}}, "options must map keywords to plain values"),
         ({"data_options": {1: 2}}, "data_options must map"),
         (
-            {"steps": None, "minutes": 1.0, "schedule": ScheduleConfig()},
+            {"steps": None, "minutes": 1.0, "schedule": VideoScheduleConfig(name="one-cycle")},
             "set steps, or take constant",
         ),
         ({"precision": "16"}, "precision must be one of"),
@@ -41,9 +41,14 @@ def test_bad_values(config, changes, message):
 
 
 def test_yaml_round_trip(config, tmp_path):
-    config = replace(config, schedule=ScheduleConfig(warmup=0.1), minutes=2.5, clip=1.0)
+    config = replace(
+        config, schedule=VideoScheduleConfig(name="cosine", warmup=0.1), minutes=2.5, clip=1.0
+    )
     save_config(config, tmp_path / "config.yaml")
     assert load_video_config(tmp_path / "config.yaml") == config
+    # A part of the schedule leaves the rest as it is by default.
+    (tmp_path / "part.yaml").write_text("data: bair\nsteps: 3\nschedule: {end: 0.5}\n")
+    assert load_video_config(tmp_path / "part.yaml").schedule.name == "constant"
     (tmp_path / "bad.yaml").write_text("data: bair\nsteps: 3\nn_pasts: 2\n")
     with pytest.raises(ValueError, match=r"bad.yaml: unknown key 'n_pasts'. Did you mean 'n_past'"):
         load_video_config(tmp_path / "bad.yaml")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanode.training.video import evaluate_video, load_video_model, train_video
+from nanode.training.video import evaluate_video, load_video_model, setup, train_video
 from nanode.training.video.evaluation import best_samples, norm_statistics, open_task
 from nanode.training.video.metrics import psnr, ssim
 from tests.training.video.conftest import squares
@@ -78,6 +78,20 @@ def test_the_seed_decides(run):
 def test_another_horizon_and_split(run):
     score = evaluate_video(run, sequences=1, samples=1, n_past=2, length=12, split="train")
     assert (len(score.psnr), score.split, score.n_past) == (10, "train", 2)
+
+
+def test_a_run_that_was_moved_names_its_data(run, monkeypatch):
+    asked = []
+    inner = setup.load
+
+    def load(name, *, root, device, **options):
+        asked.append(root)
+        return inner(name, root=root, device=device, **options)
+
+    monkeypatch.setattr(setup, "load", load)
+    open_task(run)
+    open_task(run, data_root="elsewhere")
+    assert asked == [None, "elsewhere"]
 
 
 def test_all_clips_where_there_are_fewer(run):

@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nanode.training import Diverged, ScheduleConfig
+from nanode.gradients import Compiled
+from nanode.training import Diverged
 from nanode.training.video import (
     AdamConfig,
     VideoRecord,
+    VideoScheduleConfig,
     evaluate_video,
     generate,
     is_video_run,
@@ -20,6 +22,7 @@ from nanode.training.video import (
     train_video,
     video_recipe,
 )
+from nanode.training.video.costs import measure_video_costs
 from nanode.training.video.setup import prepare
 from tests.data.video.writer import clip, example, features_of, frame
 from tests.training.video.conftest import squares
@@ -99,6 +102,25 @@ def test_the_test_loss_is_the_loss_on_the_test_clips(config, clips):
     assert found.kld == pytest.approx(whole.kld, rel=1e-4)
 
 
+def test_only_training_steps_are_compiled(tmp_path, config, monkeypatch):
+    config = replace(config, options=config.options | {"compile": True})
+    train_video(config, tmp_path)
+    setup = prepare(config)
+
+    def refuse(self, problem, x):
+        raise AssertionError("a compiled solve")
+
+    monkeypatch.setattr(Compiled, "solve", refuse)
+    with pytest.raises(AssertionError, match="a compiled solve"):
+        setup.step(setup.batch(0))
+    measure_video_costs(setup)
+    setup.score()
+    setup.calibrate()
+    model, found = load_video_model(tmp_path)
+    assert found == config
+    model(setup.batch(0), config.n_past)
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_a_budget_of_minutes(tmp_path, config):
     config = replace(config, steps=None, minutes=2.0 / 60, evaluate_every=10_000)
@@ -125,7 +147,7 @@ def test_whichever_end_comes_first(tmp_path, config):
         {"model": "svg-auto", "channels_last": True},
         {"precision": "bf16-mixed"},
         {"clip": 0.1},
-        {"schedule": ScheduleConfig(name="cosine", warmup=0.25)},
+        {"schedule": VideoScheduleConfig(name="cosine", warmup=0.25)},
         {
             "options": {
                 "width": 2,
@@ -151,7 +173,7 @@ def test_a_schedule_sets_the_rate(tmp_path, config, monkeypatch):
     monkeypatch.setattr(
         "nanode.training.video.loop.set_rate", lambda optimizer, lr: rates.append(lr)
     )
-    schedule = ScheduleConfig(name="cosine", warmup=0.0, end=0.0)
+    schedule = VideoScheduleConfig(name="cosine", warmup=0.0, end=0.0)
     train_video(replace(config, steps=4, schedule=schedule), tmp_path)
     expected = [5e-3 * (1 + np.cos(np.pi * k / 4)) / 2 for k in range(4)]
     assert rates == pytest.approx(expected)

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from nanode.models.video import create
-from nanode.training.video import evaluate_video, train_video
+from nanode.training.video import evaluate_video, train_video, video_recipe
+from nanode.training.video.setup import prepare
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.mark.parametrize("gradient", ["backprop", "checkpointed"])
@@ -26,6 +30,20 @@ def test_a_gpu_computes_what_a_cpu_does(gradient):
         found.append([made.cpu(), *(p.grad.cpu() for p in model.encoder.parameters())])
     # Double precision: sums in another order.
     assert all(torch.allclose(a, b, rtol=1e-8, atol=1e-10) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("model", ["svg", "svg-nanode"])
+def test_a_step_waits_for_nothing(model):
+    """Clips included: indices travel from pinned memory."""
+    changes = {"device": "cuda", "precision": "bf16-mixed", "channels_last": True, "clip": 1.0}
+    setup = prepare(replace(video_recipe("moving-mnist-tiny"), model=model, **changes))
+    setup.step(setup.batch(0))  # tables, and the optimizer's state
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [setup.step(setup.batch(step)) for step in (1, 2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(bool(torch.isfinite(terms).all()) for terms in found)
 
 
 @pytest.mark.parametrize(
