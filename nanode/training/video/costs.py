@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanode.fields import TimeVarying
-from nanode.training.costs import uncompiled, costs_of_step, flows
+from nanode.training.costs import costs_of_step, flows, uncompiled
 from nanode.training.decay import stored_weights
 from nanode.training.video.records import VideoCosts
 from nanode.training.video.setup import VideoSetup

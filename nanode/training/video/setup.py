@@ -12,7 +12,7 @@ from nanode.data.video import VideoData, load
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, create
 from nanode.training.calibration import calibrate
-from nanode.training.costs import uncompiled, flows
+from nanode.training.costs import flows, uncompiled
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.training.setup import make_fabric
