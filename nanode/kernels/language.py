@@ -16,8 +16,8 @@ from torch import Tensor
 triton: Any
 tl: Any
 try:
-    import triton  # type: ignore[import-not-found, no-redef, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, no-redef, unused-ignore]
+    import triton  # type: ignore[no-redef, unused-ignore]
+    import triton.language as tl  # type: ignore[no-redef, unused-ignore]
 except ImportError:  # kernels are then never compiled, but their modules still import
     triton = None
     tl = SimpleNamespace(constexpr=None)
