@@ -23,7 +23,7 @@ from nanode.training.video.setup import make_model
         ({"n_future": 0}, "n_future must be"),
         ({"n_eval": 3}, "n_eval must be a whole number of at least 4, got 3"),
         ({"beta": 0.0}, "beta must be a finite number above 0"),
-        ({"options": {"width": object()}}, "options must map keywords to plain values"),
+        ({"options": {"width": {1, 2}}}, "options must map keywords to plain values"),
         ({"data_options": {1: 2}}, "data_options must map"),
         (
             {"steps": None, "minutes": 1.0, "schedule": VideoScheduleConfig(name="one-cycle")},
