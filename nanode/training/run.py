@@ -11,6 +11,7 @@ final.safetensors  the weights that the final metrics belong to
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,14 +25,14 @@ from nanode.training.checkpoints import (
     weights_notes,
 )
 from nanode.training.config import TrainConfig
-from nanode.training.costs import describe, flows, measure_costs
+from nanode.training.costs import measure_costs
 from nanode.training.documents import save_config
-from nanode.training.environment import commit, hardware, now, versions
 from nanode.training.evaluation import Score, score
 from nanode.training.files import check_writable
 from nanode.training.journal import Journal
 from nanode.training.loop import Diverged, Loop, restore_random
 from nanode.training.progress import Clock, Progress
+from nanode.training.recording import carry_out, opened
 from nanode.training.records import Metrics, RunRecord, Times
 from nanode.training.setup import (
     Setup,
@@ -119,7 +120,7 @@ def _train(
 ) -> RunRecord:
     config = setup.config
     progress = _resumed(setup, folder) if earlier is not None else Progress()
-    record = _opened(setup, earlier)
+    record = opened(RunRecord, setup, earlier, measure_costs)
     folder.mkdir(parents=True, exist_ok=True)
     save_config(config, folder / "config.yaml")
     with Journal(
@@ -127,39 +128,10 @@ def _train(
     ) as journal:
         loop = Loop(setup, folder, journal, clock, progress)
 
-        def saved(**changes: object) -> RunRecord:
-            curves = tuple(progress.curves)
-            known = replace(record, curves=curves, times=clock.times(), **changes)  # type: ignore[arg-type]
-            known.save(folder / "run.json")
-            return known
+        def curves() -> dict[str, Any]:
+            return {"curves": tuple(progress.curves)}
 
-        saved()
-        try:
-            if not loop.run(saved, stop):
-                return saved()
-            metrics = _finish(loop)
-        except Diverged as why:
-            saved(status="failed", message=str(why), ended=now())
-            raise
-        return saved(status="finished", metrics=metrics, ended=now())
-
-
-def _opened(setup: Setup, earlier: RunRecord | None) -> RunRecord:
-    """The record of a run that begins, or goes on."""
-    if earlier is not None:
-        return replace(earlier, config=setup.config)
-    at, modified = commit()
-    return RunRecord(
-        config=setup.config,
-        seed=setup.config.seed,
-        commit=at,
-        modified=modified,
-        versions=versions(),
-        hardware=hardware(setup.fabric.device),
-        flows=tuple(describe(name, block) for name, block in flows(setup.model).items()),
-        started=now(),
-        costs=measure_costs(setup),
-    )
+        return carry_out(loop, record, curves, lambda: _finish(loop), stop)
 
 
 def _resumed(setup: Setup, folder: Path) -> Progress:

@@ -10,6 +10,7 @@ final.safetensors  the weights that the final metrics belong to
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,13 +22,12 @@ from nanode.training.checkpoints import (
     load_weights,
     weights_notes,
 )
-from nanode.training.costs import describe, flows
 from nanode.training.documents import save_config
-from nanode.training.environment import commit, hardware, now, versions
 from nanode.training.files import check_writable
 from nanode.training.journal import Journal
 from nanode.training.loop import Diverged, restore_random
 from nanode.training.progress import Clock
+from nanode.training.recording import carry_out, opened
 from nanode.training.records import Times
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.costs import measure_video_costs
@@ -87,7 +87,7 @@ def _train(
 ) -> VideoRecord:
     config = setup.config
     progress = _resumed(setup, folder) if earlier is not None else VideoProgress()
-    record = _opened(setup, earlier)
+    record = opened(VideoRecord, setup, earlier, measure_video_costs)
     folder.mkdir(parents=True, exist_ok=True)
     save_config(config, folder / "config.yaml")
     with Journal(
@@ -95,44 +95,10 @@ def _train(
     ) as journal:
         loop = VideoLoop(setup, folder, journal, clock, progress)
 
-        def saved(**changes: object) -> VideoRecord:
-            known = replace(
-                record,
-                curves=tuple(progress.curves),
-                tests=tuple(progress.tests),
-                times=clock.times(),
-                **changes,  # type: ignore[arg-type]
-            )
-            known.save(folder / "run.json")
-            return known
+        def curves() -> dict[str, Any]:
+            return {"curves": tuple(progress.curves), "tests": tuple(progress.tests)}
 
-        saved()
-        try:
-            if not loop.run(saved, stop):
-                return saved()
-            metrics = _finish(loop)
-        except Diverged as why:
-            saved(status="failed", message=str(why), ended=now())
-            raise
-        return saved(status="finished", metrics=metrics, ended=now())
-
-
-def _opened(setup: VideoSetup, earlier: VideoRecord | None) -> VideoRecord:
-    """The record of a run that begins, or goes on."""
-    if earlier is not None:
-        return replace(earlier, config=setup.config)
-    at, modified = commit()
-    return VideoRecord(
-        config=setup.config,
-        seed=setup.config.seed,
-        commit=at,
-        modified=modified,
-        versions=versions(),
-        hardware=hardware(setup.fabric.device),
-        flows=tuple(describe(name, block) for name, block in flows(setup.model).items()),
-        started=now(),
-        costs=measure_video_costs(setup),
-    )
+        return carry_out(loop, record, curves, lambda: _finish(loop), stop)
 
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
