@@ -6,7 +6,7 @@ and bases: ``weight_norms``, ``trajectory_spectrum``, ``basis_condition``. All o
 ``analyse``, ``analyse_run``.
 """
 
-from nanode.analysis.conditioning import BasisCondition, basis_condition, compare_bases
+from nanode.analysis.conditioning import BasisCondition, basis_condition
 from nanode.analysis.gradient_check import (
     Comparison,
     GradientCheck,
@@ -65,7 +65,6 @@ __all__ = [
     "basis_condition",
     "chebyshev_figure",
     "check_gradients",
-    "compare_bases",
     "gradient_norms",
     "growth_rates",
     "jacobian_spectrum",

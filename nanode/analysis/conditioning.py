@@ -6,7 +6,6 @@ magnified in its coefficients, and how elongated the loss becomes in them: gradi
 coefficients feels the square of it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -73,12 +72,3 @@ def basis_condition(basis: Basis, points: int = 1000) -> BasisCondition:
 @lru_cache(maxsize=4)  # exact fractions take longer than all else here
 def _starts(steps: int, interval: tuple[float, float]) -> Stages:
     return field_stages(Uniform(steps).grid(*interval))
-
-
-def compare_bases(bases: Mapping[str, Basis], points: int = 1000, ax: Any = None) -> Any:
-    """Singular values of several bases in one figure, each with its condition number."""
-    ax = axes(ax)
-    for name, basis in bases.items():
-        found = basis_condition(basis, points)
-        found.plot(ax, label=f"{name}: {found.condition:.2g}")
-    return ax

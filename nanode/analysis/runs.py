@@ -19,14 +19,16 @@ def analyse_run(
     *,
     samples: int = 2,
     device: str | None = None,
+    data_root: str | None = None,
     effort: Effort | None = None,
 ) -> Analysis:
     """Analyse every flow of a finished run, with its final weights.
 
     The samples are the first images that the run held out, or training images where it held out
     none; of a video run the first frames of training clips. The gradient followed back in time is
-    that of the cross-entropy, or of the evidence lower bound. The page and its numbers go into
-    ``out``, by default the folder ``analysis`` of the run.
+    that of the cross-entropy, or of the evidence lower bound. ``device`` and ``data_root`` are by
+    default the run's. The page and its numbers go into ``out``, by default the folder ``analysis``
+    of the run.
     """
     from nanode.training.video import is_video_run  # only here: training is built on all else
 
@@ -34,17 +36,20 @@ def analyse_run(
     samples = checked_count("samples", samples, least=1)
     target = folder / "analysis" if out is None else Path(out)
     look = _video if is_video_run(folder) else _images
-    return look(folder, target, samples, device, effort)
+    given = {"device": device, "data_root": data_root}
+    here = {name: value for name, value in given.items() if value is not None}
+    return look(folder, target, samples, here, effort)
 
 
 def _images(
-    folder: Path, out: Path, samples: int, device: str | None, effort: Effort | None
+    folder: Path, out: Path, samples: int, here: dict[str, str], effort: Effort | None
 ) -> Analysis:
     from nanode.training import load_model
     from nanode.training.setup import evaluation_batches, load_data, make_fabric
 
     model, config = load_model(folder)
-    place = make_fabric(config if device is None else replace(config, device=device)).device
+    config = replace(config, **here)  # type: ignore[arg-type]
+    place = make_fabric(config).device
     data = load_data(config)
     images = data.train if data.validation is None else data.validation
     few = images.take(torch.arange(min(samples, len(images)))).to(place)
@@ -57,7 +62,7 @@ def _images(
 
 
 def _video(
-    folder: Path, out: Path, samples: int, device: str | None, effort: Effort | None
+    folder: Path, out: Path, samples: int, here: dict[str, str], effort: Effort | None
 ) -> Analysis:
     from nanode.training.setup import make_fabric
     from nanode.training.video import load_video_model
@@ -65,7 +70,8 @@ def _video(
     from nanode.training.video.setup import load_clips
 
     model, config = load_video_model(folder)
-    place = make_fabric(config if device is None else replace(config, device=device)).device
+    config = replace(config, **here)  # type: ignore[arg-type]
+    place = make_fabric(config).device
     clips = load_clips(config, place).train
     frames = clips.frames(torch.arange(min(samples, len(clips))), config.length)
 

@@ -13,6 +13,7 @@ def command(
     out: Path | None = None,
     samples: int = 2,
     device: Literal["auto", "cpu", "cuda"] | None = None,
+    data_root: Path | None = None,
 ) -> None:
     """Analyse every flow of a finished run with its final weights, in eval mode.
 
@@ -29,9 +30,12 @@ def command(
         How many held-out images to look at, one by one; of a video run, first frames of clips.
     device
         Where to compute; by default as in training.
+    data_root
+        Where data sets are; by default as in training.
     """
     target = run / "analysis" if out is None else out
-    found = analyse_run(run, target, samples=samples, device=device)
+    root = None if data_root is None else str(data_root)
+    found = analyse_run(run, target, samples=samples, device=device, data_root=root)
     for name, flow in found.flows.items():
         how = "" if flow.exact else ", estimated"
         print(f"{name or 'flow'} (a state of {flow.size:,}; {flow.of}{how})")

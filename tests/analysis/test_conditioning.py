@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nanode
-from nanode.analysis import basis_condition, compare_bases
+from nanode.analysis import basis_condition
 
 
 @pytest.mark.parametrize("degree", [2, 5, 9])
@@ -47,6 +47,3 @@ def test_numbers_and_figures():
     found = basis_condition(nanode.Legendre(3))
     assert found.numbers()["condition"] == found.condition
     assert found.plot().get_lines()[0].get_ydata()[0] == 1
-    bases = {"waves": nanode.Trigonometric(2), "powers": nanode.Monomial(4)}
-    labels = [line.get_label() for line in compare_bases(bases).get_lines()]
-    assert [label.split(":")[0] for label in labels] == ["waves", "powers"]
