@@ -16,11 +16,6 @@ def decay(t, x):
     return -x
 
 
-def euler(steps, h, rate=-1.0):
-    """What Euler makes of dx/dt = rate · x from 1."""
-    return (1 + rate * h) ** steps
-
-
 ONE = torch.ones(1, dtype=DOUBLE)
 
 

@@ -5,23 +5,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from nanode.training.checkpoints import earlier_record
+from nanode.training.config import Settings
 from nanode.training.costs import describe, flows
+from nanode.training.documents import save_config
 from nanode.training.environment import commit, hardware, now, versions
+from nanode.training.files import check_writable
+from nanode.training.journal import Journal
 from nanode.training.loop import Diverged
 from nanode.training.progress import Clock
 from nanode.training.records import Record
 
 R = TypeVar("R", bound=Record)
+L = TypeVar("L", bound="Runs")
 
 
 class Runs(Protocol):
     """A training loop; ``run`` is false where it was stopped before its end."""
 
-    folder: Path
     clock: Clock
 
     def run(self, saved: Callable[[], object], stop: Callable[[], bool], /) -> bool:
         """Train, telling ``saved`` where the record should be written."""
+
+
+def begun(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | None:
+    """The record of an earlier call; raises where a run there failed, or can't be gone on with."""
+    check_writable(folder)
+    earlier = earlier_record(kind, config, folder, resume)
+    if earlier is not None and earlier.status == "failed":
+        raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
+    return earlier
 
 
 def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], Any]) -> R:
@@ -43,25 +57,32 @@ def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], 
 
 
 def carry_out(
-    loop: Runs,
+    folder: Path,
     record: R,
+    step: int,
+    make_loop: Callable[[Journal], L],
     curves: Callable[[], dict[str, Any]],
-    finish: Callable[[], Any],
+    finish: Callable[[L], Any],
     stop: Callable[[], bool],
 ) -> R:
-    """Run a loop to its end, or until it is stopped; the record says how far it came."""
+    """Run a loop from a step to its end or until it is stopped; the record says how far it came."""
+    config = record.config
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder / "config.yaml")
+    with Journal(folder, step, tensorboard=config.tensorboard, progress=config.progress) as journal:
+        loop = make_loop(journal)
 
-    def saved(**changes: Any) -> R:
-        known = replace(record, times=loop.clock.times(), **curves(), **changes)
-        known.save(loop.folder / "run.json")
-        return known
+        def saved(**changes: Any) -> R:
+            known = replace(record, times=loop.clock.times(), **curves(), **changes)
+            known.save(folder / "run.json")
+            return known
 
-    saved()
-    try:
-        if not loop.run(saved, stop):
-            return saved()
-        metrics = finish()
-    except Diverged as why:
-        saved(status="failed", message=str(why), ended=now())
-        raise
-    return saved(status="finished", metrics=metrics, ended=now())
+        saved()
+        try:
+            if not loop.run(saved, stop):
+                return saved()
+            metrics = finish(loop)
+        except Diverged as why:
+            saved(status="failed", message=str(why), ended=now())
+            raise
+        return saved(status="finished", metrics=metrics, ended=now())

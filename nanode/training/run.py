@@ -18,7 +18,6 @@ from torch import nn
 
 from nanode.training.calibration import calibrate
 from nanode.training.checkpoints import (
-    earlier_record,
     last_checkpoint,
     load_checkpoint,
     load_weights,
@@ -26,13 +25,11 @@ from nanode.training.checkpoints import (
 )
 from nanode.training.config import TrainConfig
 from nanode.training.costs import measure_costs
-from nanode.training.documents import save_config
 from nanode.training.evaluation import Score, score
-from nanode.training.files import check_writable
 from nanode.training.journal import Journal
-from nanode.training.loop import Diverged, Loop, restore_random
+from nanode.training.loop import Loop, restore_random
 from nanode.training.progress import Clock, Progress
-from nanode.training.recording import carry_out, opened
+from nanode.training.recording import begun, carry_out, opened
 from nanode.training.records import Metrics, RunRecord, Times
 from nanode.training.setup import (
     Setup,
@@ -60,12 +57,9 @@ def train(
     Raises ``Diverged`` at a loss that is no finite number; ``run.json`` then says "failed".
     """
     folder = Path(run_folder)
-    check_writable(folder)
-    earlier = earlier_record(RunRecord, config, folder, resume)
+    earlier = begun(RunRecord, config, folder, resume)
     if earlier is not None and earlier.status == "finished":
         return earlier
-    if earlier is not None and earlier.status == "failed":
-        raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
     clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         return _train(prepare(config), folder, earlier, clock, stop)
@@ -118,20 +112,16 @@ def _train(
     clock: Clock,
     stop: Callable[[], bool],
 ) -> RunRecord:
-    config = setup.config
     progress = _resumed(setup, folder) if earlier is not None else Progress()
+
+    def make_loop(journal: Journal) -> Loop:
+        return Loop(setup, folder, journal, clock, progress)
+
+    def curves() -> dict[str, Any]:
+        return {"curves": tuple(progress.curves)}
+
     record = opened(RunRecord, setup, earlier, measure_costs)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, folder / "config.yaml")
-    with Journal(
-        folder, progress.step, tensorboard=config.tensorboard, progress=config.progress
-    ) as journal:
-        loop = Loop(setup, folder, journal, clock, progress)
-
-        def curves() -> dict[str, Any]:
-            return {"curves": tuple(progress.curves)}
-
-        return carry_out(loop, record, curves, lambda: _finish(loop), stop)
+    return carry_out(folder, record, progress.step, make_loop, curves, _finish, stop)
 
 
 def _resumed(setup: Setup, folder: Path) -> Progress:

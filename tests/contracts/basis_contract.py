@@ -7,6 +7,7 @@ hundred roundings of 2e-16 each, with room for the growth of derivatives.
 import copy
 import io
 import pickle
+from abc import ABC, abstractmethod
 from fractions import Fraction
 from itertools import pairwise
 from typing import ClassVar
@@ -34,7 +35,7 @@ def uniform_stages(interval, steps):
     return Stages(tuple(Stage(k, k, time=float(t), start=t) for k, t in enumerate(times)))
 
 
-class BasisContract:
+class BasisContract(ABC):
     #: Derivatives that exist as functions, whose Gram matrices quadrature can check.
     orders: ClassVar[tuple[int, ...]] = (0, 1, 2)
     #: What happens outside the interval: the value at the end holds, or the formula goes on.
@@ -42,12 +43,13 @@ class BasisContract:
     #: Whether the functions themselves jump at the breakpoints, or only derivatives.
     discontinuous = False
 
+    @abstractmethod
     def make(self, interval) -> Basis:
-        raise NotImplementedError
+        """A basis on the interval."""
 
+    @abstractmethod
     def expected(self, basis, t, m):
         """The m-th derivatives at an array t, ``(len(t), size)``, written without nanode."""
-        raise NotImplementedError
 
     def breaks(self, interval):
         """Times inside the interval where something jumps."""

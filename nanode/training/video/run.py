@@ -16,18 +16,15 @@ import torch
 
 from nanode.models.video import SVG
 from nanode.training.checkpoints import (
-    earlier_record,
     last_checkpoint,
     load_checkpoint,
     load_weights,
     weights_notes,
 )
-from nanode.training.documents import save_config
-from nanode.training.files import check_writable
 from nanode.training.journal import Journal
-from nanode.training.loop import Diverged, restore_random
+from nanode.training.loop import restore_random
 from nanode.training.progress import Clock
-from nanode.training.recording import carry_out, opened
+from nanode.training.recording import begun, carry_out, opened
 from nanode.training.records import Times
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.costs import measure_video_costs
@@ -49,12 +46,9 @@ def train_video(
     number.
     """
     folder = Path(run_folder)
-    check_writable(folder)
-    earlier = earlier_record(VideoRecord, config, folder, resume)
+    earlier = begun(VideoRecord, config, folder, resume)
     if earlier is not None and earlier.status == "finished":
         return earlier
-    if earlier is not None and earlier.status == "failed":
-        raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
     images = config.batch_size * config.length
     clock = Clock(Times() if earlier is None else earlier.times, images)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -85,20 +79,16 @@ def _train(
     clock: Clock,
     stop: Callable[[], bool],
 ) -> VideoRecord:
-    config = setup.config
     progress = _resumed(setup, folder) if earlier is not None else VideoProgress()
+
+    def make_loop(journal: Journal) -> VideoLoop:
+        return VideoLoop(setup, folder, journal, clock, progress)
+
+    def curves() -> dict[str, Any]:
+        return {"curves": tuple(progress.curves), "tests": tuple(progress.tests)}
+
     record = opened(VideoRecord, setup, earlier, measure_video_costs)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, folder / "config.yaml")
-    with Journal(
-        folder, progress.step, tensorboard=config.tensorboard, progress=config.progress
-    ) as journal:
-        loop = VideoLoop(setup, folder, journal, clock, progress)
-
-        def curves() -> dict[str, Any]:
-            return {"curves": tuple(progress.curves), "tests": tuple(progress.tests)}
-
-        return carry_out(loop, record, curves, lambda: _finish(loop), stop)
+    return carry_out(folder, record, progress.step, make_loop, curves, _finish, stop)
 
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:

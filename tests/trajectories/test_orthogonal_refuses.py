@@ -1,0 +1,81 @@
+"""What orthogonal weights refuse, and how they say so."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from tests.trajectories.orthogonal_samples import path
+
+
+def start_of_zeros(parameters, basis):
+    return {name: torch.zeros(basis.size, *w.shape) for name, w in parameters.items()}
+
+
+def test_refuses_a_start_with_a_zero_vector():
+    with pytest.raises(ValueError, match=r"'w' at t = 0\.0: reflection vector 0 is zero"):
+        path(nanode.Householder(), given={"w": torch.randn(3, 3)}, start=start_of_zeros)
+
+
+@pytest.mark.parametrize(
+    ("form", "given", "message"),
+    [
+        (
+            nanode.Skew(),
+            torch.randn(3, 4),
+            r"'w' of shape \(3, 4\) can't be started: .*square.*4×3",
+        ),
+        (
+            nanode.Householder(4),
+            torch.randn(3, 5),
+            r"'w' of shape \(3, 5\) can't .*: 4 reflections",
+        ),
+        (nanode.Householder(), torch.zeros(3, 3), r"'w' .*can't be started: its rank is 0 of 3"),
+        (nanode.Householder(), torch.randn(3), r"'w' can't be kept orthogonal.*\(3,\)"),
+        (nanode.Cayley(), torch.randn(0, 3), r"'w' can't be kept orthogonal.*\(0, 3\)"),
+        (nanode.Cayley(), torch.randn(2, 2, dtype=torch.complex128), "complex128"),
+        ({"v": nanode.Cayley()}, torch.randn(2, 2), r"one for each of \['w'\], got {'v': Cayley"),
+        ("cayley", torch.randn(2, 2), "form must be one such as.*got 'cayley'"),
+    ],
+)
+def test_refuses(form, given, message):
+    with pytest.raises(ValueError, match=message):
+        path(form, given={"w": given})
+
+
+def test_refuses_nothing():
+    with pytest.raises(ValueError, match="at least one weight, got none"):
+        nanode.Orthogonal({}, partial(nanode.Expansion, basis=nanode.Constant()), nanode.Cayley())
+
+
+@pytest.mark.parametrize(
+    ("orthogonal", "message"),
+    [
+        ("householder", "orthogonal must be a form such as"),
+        (True, "orthogonal must be a form such as"),
+        ({"0.weight": "householder"}, "the form for '0.weight' must be one such as"),
+        (
+            {"0.wieght": nanode.Householder()},
+            r"'0\.wieght' names no parameter; there are: 0\.weight",
+        ),
+        ({"0.bias": nanode.Householder()}, r"names no matrix or kernel that moves, only 0\.bias"),
+        ({"1": nanode.Householder()}, r"names no matrix or kernel that moves.*nanode\.Constant"),
+        (nanode.Skew(), r"'0\.weight' .*can't be started: .*square"),
+    ],
+)
+def test_field_refuses(orthogonal, message):
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=message):
+        nanode.TimeVarying(module, nanode.Legendre(2), overrides={"1": None}, orthogonal=orthogonal)
+
+
+def test_untied_refuses_fewer_reflections():
+    with pytest.raises(ValueError, match=r"shape \(4, 4\), expected \(4, 2\)"):
+        nanode.TimeVarying(
+            nn.Linear(4, 4, bias=False),
+            nanode.Bucketed(2),
+            start="untied",
+            orthogonal=nanode.Householder(2),
+        )
