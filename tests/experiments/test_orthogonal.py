@@ -20,10 +20,7 @@ def test_the_plan():
     assert {run.config.seed for run in plan} == {0, 1}
     rates = {run.config.optimizer.lr for run in FIGURE.plan(Options(budget="full"))}
     assert rates == {0.1, 0.4, 1.0, 4.0}
-    # What Table 1 has already is not run again.
-    ours = {run.name: run.config for run in EXPERIMENTS["table1"].plan(Options())}
-    (both,) = (run for run in plan if run.name in ours)
-    assert both.config == ours[both.name]
+    assert {run.config.epochs for run in plan} == {8}
     names = {run.config.model for run in plan}
     assert names == {
         f"chebyshev-5{a}{b}" for a in ("", "-independent") for b in ("", "-orthogonal")
