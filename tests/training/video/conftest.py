@@ -33,9 +33,12 @@ def clips(monkeypatch):
             StoredClips("squares train", squares(40) if train is None else train),
             StoredClips("squares test", squares(6, seed=1) if test is None else test),
         )
-        monkeypatch.setattr(
-            "nanode.training.video.setup.load", lambda name, *, root, device, **options: data
-        )
+
+        def load(name, *, root, device, **options):
+            data.train.device = data.test.device = device
+            return data
+
+        monkeypatch.setattr("nanode.training.video.setup.load", load)
         return data
 
     use()
