@@ -29,7 +29,7 @@ MODELS = {
     "chebyshev-5-independent-orthogonal": "random, orthogonal",
 }
 PAIRS = (tuple(MODELS)[:2], tuple(MODELS)[2:])
-RATES = {"short": (0.1, 1.0), "full": (0.1, 0.4, 1.0, 4.0), "tiny": (0.1, 1.0)}
+RATES = {"short": (0.1, 1.0), "full": (0.1, 1.0, 4.0, 16.0), "tiny": (0.1, 1.0)}
 #: Half of Table 1's: whether learning collapses shows early.
 EPOCHS = 8
 #: A run that ends below twice the accuracy of guessing among ten classes has learnt nothing.

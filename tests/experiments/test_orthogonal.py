@@ -19,7 +19,7 @@ def test_the_plan():
     assert {run.config.options["steps"] for run in plan} == {10}
     assert {run.config.seed for run in plan} == {0, 1}
     rates = {run.config.optimizer.lr for run in FIGURE.plan(Options(budget="full"))}
-    assert rates == {0.1, 0.4, 1.0, 4.0}
+    assert rates == {0.1, 1.0, 4.0, 16.0}
     assert {run.config.epochs for run in plan} == {8}
     names = {run.config.model for run in plan}
     assert names == {
