@@ -7,8 +7,8 @@ Here are several rates and two starts: weights held in time, and all coefficient
 paper's figure of Chebyshev weights has them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured
@@ -23,8 +23,8 @@ from nanode.training import RunRecord
 
 #: Five coefficients are degree 4.
 MODELS = {
-    "chebyshev-5": "held, batch norm only",
-    "chebyshev-5-orthogonal": "held, orthogonal",
+    "chebyshev-5": "constant, batch norm only",
+    "chebyshev-5-orthogonal": "constant, orthogonal",
     "chebyshev-5-independent": "random, batch norm only",
     "chebyshev-5-independent-orthogonal": "random, orthogonal",
 }
@@ -38,10 +38,11 @@ GUESSING = 0.2
 ABOUT = (
     "Chebyshev weights of degree 4 at K = 10 by the recipe of Table 1 with half of its epochs, at "
     "several learning rates: with batch norm only, and with every convolution a product of "
-    "Householder reflections as well. “Held” weights start constant in time, “random” ones with "
+    "Householder reflections as well. “Constant” weights start so in time, “random” ones with "
     "all coefficients drawn independently. The paper: with batch norm only learning collapses, "
-    "orthogonal weights keep it stable. A run counts as collapsed here if it diverged, if its "
-    "accuracy on held-out images fell below half of what it had been, or if it ended below 20 %."
+    "orthogonal weights keep it stable. A run collapsed on the way if its accuracy on held-out "
+    "images fell below half of what it had been before at the end of some epoch, and for good if "
+    "it diverged or if its final weights are below half of its best epoch or below 20 %."
 )
 
 
@@ -67,8 +68,12 @@ class FigureOrthogonal:
             for lr in RATES[options.budget]
             for model in MODELS
         }
-        rows = [[f"{lr:g}", MODELS[model], c, _collapses(c)] for (lr, model), c in cells.items()]
-        header = ["learning rate", "weights", "test accuracy, %", "collapsed"]
+        rows = [
+            [f"{lr:g}", MODELS[model], cell, *(_count(cell, by) for by in (stumbled, collapsed))]
+            for (lr, model), cell in cells.items()
+        ]
+        header = ["learning rate", "weights", "test accuracy, %", "collapsed on the way"]
+        header.append("collapsed for good")
         settings = {(f"{lr:g}", MODELS[model]): c.records for (lr, model), c in cells.items()}
         parts = [
             f"On {TITLES[options.main]}. {ABOUT}",
@@ -90,13 +95,27 @@ def planned(model: str, options: Options, lr: float, seed: int) -> Planned:
     return Planned(f"figure-orthogonal/{options.main}/lr{lr:g}/{model}/seed{seed}", config)
 
 
+def stumbled(record: RunRecord) -> bool:
+    """Whether a run lost half of what it had learnt at the end of some epoch."""
+    known = _held_out(record)
+    return any(
+        now < max(before) / 2
+        for now, before in ((known[n], known[:n]) for n in range(1, len(known)))
+    )
+
+
 def collapsed(record: RunRecord) -> bool:
-    """Whether a run that is over lost what it had learnt, or never learnt."""
-    if record.status == "failed":
+    """Whether a run that is over lost what it had learnt for good, or never learnt."""
+    if record.status == "failed" or record.metrics is None:
         return True
+    # Of the final weights, averaged and with norm statistics of their own.
+    last = record.metrics.validation_accuracy
+    return last is not None and last < max([2 * GUESSING, *_held_out(record)]) / 2
+
+
+def _held_out(record: RunRecord) -> list[float]:
     found = [point.validation_accuracy for point in record.curves]
-    known = [accuracy for accuracy in found if accuracy is not None]
-    return bool(known) and known[-1] < max(GUESSING, max(known) / 2)
+    return [accuracy for accuracy in found if accuracy is not None]
 
 
 # ---- the report
@@ -110,15 +129,14 @@ def _cell(root: Path, model: str, options: Options, lr: float) -> Cell:
     return Cell.read(root, [str(folder.relative_to(root)) for folder in folders])
 
 
-def _collapses(cell: Cell) -> str:
-    if not cell.records:
-        return "–"
-    return f"{sum(map(collapsed, cell.records))} of {len(cell.records)}"
+def _count(cell: Cell, event: Callable[[RunRecord], bool]) -> str:
+    """How many runs something happened to."""
+    return f"{sum(map(event, cell.records))} of {len(cell.records)}" if cell.records else "–"
 
 
 def _verdicts(cells: Cells, rates: Sequence[float]) -> str:
     rows = [[f"{lr:g}", *(_verdict(cells, lr, *pair) for pair in PAIRS)] for lr in rates]
-    header = ["orthogonal ahead (finished runs), at learning rate", "held", "random"]
+    header = ["orthogonal ahead (finished runs), at learning rate", "constant at first", "random at first"]
     return table(header, rows)
 
 
@@ -149,7 +167,7 @@ def _panels(cells: Cells, lr: float) -> list[Panel]:
         for name, cell in chosen.items()
     }
     return [
-        _panel(f"learning rate {lr:g}", "training loss", losses),
+        replace(_panel(f"learning rate {lr:g}", "training loss", losses), y_scale="log"),
         _panel(f"learning rate {lr:g}", "held-out accuracy, %", accuracies),
     ]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
-from nanode.experiments.orthogonal import collapsed
+from nanode.experiments.orthogonal import collapsed, stumbled
 from nanode.models import create
 from nanode.training import Epoch
 
@@ -37,21 +37,25 @@ def test_the_orthogonal_rows_have_as_many_weights():
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "status", "expected"),
+    ("accuracies", "final", "on_the_way", "for_good"),
     [
-        ([0.3, 0.5, 0.7], "finished", False),
-        ([0.3, 0.7, 0.36], "finished", False),
-        ([0.3, 0.7, 0.34], "finished", True),  # below half
-        ([0.1, 0.11, 0.12], "finished", True),  # guessing
-        ([0.3, 0.5], "failed", True),
+        ([0.3, 0.5, 0.7], 0.7, False, False),
+        ([0.3, 0.7, 0.36], 0.36, False, False),
+        ([0.3, 0.7, 0.34], 0.34, True, True),  # below half
+        ([0.3, 0.7, 0.34], 0.7, True, False),  # but its averaged weights are not
+        ([0.5, 0.2, 0.4], 0.45, True, False),  # and it learnt again
+        ([0.1, 0.11, 0.12], 0.12, False, True),  # guessing
+        ([0.3, 0.5], None, False, True),  # diverged
     ],
 )
-def test_collapse(write, config, runs, accuracies, status, expected):
+def test_collapse(write, runs, accuracies, final, on_the_way, for_good):
     curves = tuple(
         Epoch(epoch=n, step=n, train_loss=1.0, validation_accuracy=accuracy)
         for n, accuracy in enumerate(accuracies, 1)
     )
-    assert collapsed(replace(write(runs[0], status=status), curves=curves)) is expected
+    given = {"status": "failed"} if final is None else {"validation": final}
+    record = replace(write(runs[0], **given), curves=curves)
+    assert (stumbled(record), collapsed(record)) == (on_the_way, for_good)
 
 
 def test_from_start_to_report(tmp_path):
@@ -67,9 +71,9 @@ def test_from_start_to_report(tmp_path):
         assert record.status == "finished"
         assert f"{100 * record.metrics.test_accuracy:.2f}" in text
     assert (
-        f"| 1 | held, batch norm only | {100 * found[0].record.metrics.test_accuracy:.2f}" in text
+        f"| 1 | constant, batch norm only | {100 * found[0].record.metrics.test_accuracy:.2f}" in text
     )
-    assert "| 0.1 | held, batch norm only | – | – |" in text
+    assert "| 0.1 | constant, batch norm only | – | – | – |" in text
     assert "each coefficient drawn by itself" in text
 
 
@@ -79,5 +83,5 @@ def test_failed_runs_are_reported(tmp_path, write):
     write(run, status="failed")
     _, page = FIGURE.report(tmp_path, tmp_path / "out", Options())
     text = page.read_text()
-    assert "| 0.1 | held, orthogonal | failed (seed 0) | 1 of 1 |" in text
-    assert "| 0.1 | every run diverged: held, orthogonal | not measured |" in text
+    assert "| 0.1 | constant, orthogonal | failed (seed 0) | 0 of 1 | 1 of 1 |" in text
+    assert "| 0.1 | every run diverged: constant, orthogonal | not measured |" in text
