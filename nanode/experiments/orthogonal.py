@@ -136,7 +136,11 @@ def _count(cell: Cell, event: Callable[[RunRecord], bool]) -> str:
 
 def _verdicts(cells: Cells, rates: Sequence[float]) -> str:
     rows = [[f"{lr:g}", *(_verdict(cells, lr, *pair) for pair in PAIRS)] for lr in rates]
-    header = ["orthogonal ahead (finished runs), at learning rate", "constant at first", "random at first"]
+    header = [
+        "orthogonal ahead (finished runs), at learning rate",
+        "constant at first",
+        "random at first",
+    ]
     return table(header, rows)
 
 

@@ -21,14 +21,21 @@ class Candidate:
     lr: float
     #: The residual scale; None is the row's own.
     scale: float | None = None
+    #: The share of batches with boxes of other images; None is the recipe's.
+    cutmix: float | None = None
 
     def __str__(self) -> str:
-        return f"lr{self.lr:g}" + ("" if self.scale is None else f"-scale{self.scale:g}")
+        parts = {"lr": self.lr, "scale": self.scale, "cutmix": self.cutmix}
+        return "-".join(f"{name}{value:g}" for name, value in parts.items() if value is not None)
 
     def changes(self) -> dict[str, Any]:
         """The same as keys of a configuration."""
-        scale = {} if self.scale is None else {"options.scale": self.scale}
-        return {"optimizer.lr": self.lr} | scale
+        keys = {
+            "optimizer.lr": self.lr,
+            "options.scale": self.scale,
+            "augment.cutmix": self.cutmix,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
 
 
 def best(candidates: Sequence[tuple[Planned, Candidate]], root: Path | None) -> Candidate | None:

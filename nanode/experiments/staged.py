@@ -1,11 +1,13 @@
 """Three stages, for accuracy: NANODEs beside untied ResNets of their size and of their compute.
 
-staged/<data>/select/lr<x>          candidates for the one recipe, compared on held-out images
-staged/<data>/<model>-k<K>/seed<n>  final runs, on all training images
+staged/<data>/select/lr<x>             candidates for the one recipe, compared on held-out images
+staged/<data>/select/lr<x>-scale<s>    at the best rate
+staged/<data>/mixing/lr<x>-…cutmix<p>  at the best of these: with and without boxes of other images
+staged/<data>/<model>-k<K>/seed<n>     final runs, on all training images
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, still_to_come
@@ -20,15 +22,20 @@ from nanode.reports.table1 import TITLES
 #: one of their compute.
 ROWS = (("b-nanode-3", 6), ("t-nanode-1", 6), ("uncon-resnet", 3), ("uncon-resnet", 6))
 RATES = (0.2, 0.4, 0.8)
+#: Beside the NANODEs' own scale of 1, at the best rate.
+SCALES = (2.5, 6.0)
 SELECT_EPOCHS = 30
+#: Shares of batches with boxes of other images; longer, since what keeps from fitting pays late.
+MIXING = (0.0, 0.5)
+MIXING_EPOCHS = 75
 
 
 ABOUT = (
     "Test accuracy in per cent, mean ± sample standard deviation over the seeds named behind it. "
-    "All rows share one recipe; its learning rate was chosen for the first row on held-out "
-    "CIFAR-10 images, and final runs train on all training images. Of the two untied ResNets the "
-    "first has the NANODEs' parameter count, the second their compute. Others, as they report: "
-    f"{PEERS}."
+    "All rows share one recipe; what is open in it was chosen for the first row on held-out "
+    "CIFAR-10 images, and final runs train on all training images. A scale so chosen is the "
+    "NANODEs' alone: a ResNet's is its depth. Of the two untied ResNets the first has the NANODEs' "
+    f"parameter count, the second their compute. Others, as they report: {PEERS}."
 )
 
 
@@ -40,9 +47,9 @@ class Staged:
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Candidates for the learning rate, then all rows at the chosen one."""
-        found = candidates(options)
-        runs = [run for run, _ in found]
-        if (chosen := best(found, root)) is not None:
+        rounds = candidates(options, root)
+        runs = [run for found in rounds for run, _ in found]
+        if (chosen := choice(options, root)) is not None:
             runs += _final(options, chosen)
         return runs
 
@@ -78,9 +85,29 @@ class Staged:
         return [write_page(out / "staged.md", "Three stages, for accuracy", parts)]
 
 
-def candidates(options: Options) -> list[tuple[Planned, Candidate]]:
-    """Learning rates for the first row, which all rows then share."""
-    return [(_candidate(Candidate(lr), options), Candidate(lr)) for lr in RATES]
+Round = list[tuple[Planned, Candidate]]
+
+
+def candidates(options: Options, root: Path | None) -> list[Round]:
+    """What the first row's choice is made from, in rounds that begin at the best so far.
+
+    Learning rates, scales beside them, and whether to mix images; a round is left out as long as
+    records of the one before are missing.
+    """
+    rates = [_candidate(Candidate(lr), options) for lr in RATES]
+    if (chosen := best(rates, root)) is None:
+        return [rates]
+    scales = [_candidate(replace(chosen, scale=scale), options) for scale in SCALES]
+    if (chosen := best([*rates, *scales], root)) is None:
+        return [rates, scales]
+    mixing = [_candidate(replace(chosen, cutmix=share), options) for share in MIXING]
+    return [rates, scales, mixing]
+
+
+def choice(options: Options, root: Path | None) -> Candidate | None:
+    """What all rows share; None as long as records are missing."""
+    rounds = candidates(options, root)
+    return best(rounds[-1], root) if len(rounds) == 3 else None
 
 
 def name(model: str, steps: int, data: str, seed: int) -> str:
@@ -88,21 +115,22 @@ def name(model: str, steps: int, data: str, seed: int) -> str:
     return f"staged/{data}/{model}-k{steps}/seed{seed}"
 
 
-def _candidate(candidate: Candidate, options: Options) -> Planned:
-    changes = {"epochs": 1 if options.tiny else SELECT_EPOCHS, "test": False}
-    model, steps = ROWS[0]
-    config = configured(
-        "staged", options, model, options.main, steps, changes | candidate.changes()
-    )
-    return Planned(f"staged/{options.main}/select/{candidate}", config)
+def _candidate(candidate: Candidate, options: Options) -> tuple[Planned, Candidate]:
+    (model, steps), mixing = ROWS[0], candidate.cutmix is not None
+    epochs = 1 if options.tiny else MIXING_EPOCHS if mixing else SELECT_EPOCHS
+    changes = {"epochs": epochs, "test": False} | candidate.changes()
+    config = configured("staged", options, model, options.main, steps, changes)
+    folder = "mixing" if mixing else "select"
+    return Planned(f"staged/{options.main}/{folder}/{candidate}", config), candidate
 
 
 def _final(options: Options, chosen: Candidate) -> Iterator[Planned]:
     for seed in range(options.seeds if options.budget == "full" else 1):
         for data in options.sets:
             for model, steps in ROWS:
+                own = replace(chosen, scale=None) if model == "uncon-resnet" else chosen
                 # The choice is made: what was held out for it is trained on.
-                changes = chosen.changes() | {"seed": seed, "validation": 0}
+                changes = own.changes() | {"seed": seed, "validation": 0}
                 changes["profile"] = (model, steps, data, seed) == (*ROWS[0], options.main, 0)
                 config = configured("staged", options, model, data, steps, changes)
                 yield Planned(name(model, steps, data, seed), config)
@@ -120,11 +148,15 @@ def _parameters(cells: list[Cell]) -> str:
 
 
 def _choice(root: Path, options: Options) -> str:
-    found = candidates(options)
-    chosen = best(found, root)
-    shown = [f"{c}: {validation_text(find_record(root, run.name))}" for run, c in found]
+    shown = [
+        f"{candidate}: {validation_text(find_record(root, run.name))}"
+        for found in candidates(options, root)
+        for run, candidate in found
+    ]
+    chosen = choice(options, root)
     word = "still open" if chosen is None else str(chosen)
     return (
-        "The learning rate, by accuracy on held-out images in per cent after "
-        f"{SELECT_EPOCHS} epochs: {', '.join(shown)}. Chosen: {word}."
+        f"The choice, by accuracy on held-out images in per cent after {SELECT_EPOCHS} epochs, or "
+        f"{MIXING_EPOCHS} where the share of mixed batches (cutmix) is named: {', '.join(shown)}. "
+        f"Chosen: {word}."
     )

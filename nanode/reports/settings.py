@@ -100,7 +100,8 @@ def _optimizer(record: RunRecord) -> str:
 
 def _augmentation(record: RunRecord) -> str:
     augment = record.config.augment
-    parts = [f"{name} {size}" for name in ("crop", "cutout") if (size := getattr(augment, name))]
+    sizes = {name: getattr(augment, name) for name in ("crop", "cutout", "cutmix")}
+    parts = [f"{name} {size:g}" for name, size in sizes.items() if size]
     return ", ".join([*parts, *(["flip"] if augment.flip else [])]) or "none"
 
 

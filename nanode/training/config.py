@@ -109,12 +109,15 @@ class AugmentConfig:
     """Mirror half of the images."""
     cutout: int = 0
     """The side of a square that is blanked out at a random place; 0 is none."""
+    cutmix: float = 0.0
+    """The share of batches in which a box of every image shows another image."""
 
     def __post_init__(self) -> None:
         check_count("augment.crop", self.crop, least=0)
         check_choice("augment.border", self.border, ("zero", "reflect"))
         check_flag("augment.flip", self.flip)
         check_count("augment.cutout", self.cutout, least=0)
+        check_number("augment.cutmix", self.cutmix, least=0, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanode.data.batches import stream
+from nanode.data.mixing import Mixed, cutmix
 from nanode.training.checkpoints import save_checkpoint, save_weights
 from nanode.training.evaluation import Score
 from nanode.training.journal import Journal
@@ -73,9 +75,10 @@ class Loop:
         set_rate(setup.optimizer, lr)
         # Not through Fabric's wrapper of the model, which would round the images to bfloat16: a
         # flow on them would have a state of that precision.
+        batch = self._mixed(images, labels)
         with setup.fabric.autocast():
-            logits = setup.forward(images)
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+            logits = setup.forward(batch.images)
+        loss = self._loss(logits.float(), batch)
         setup.fabric.backward(loss if config.penalty.weight == 0 else loss + self._penalty())
         if config.clip is not None:
             setup.fabric.clip_gradients(
@@ -86,6 +89,24 @@ class Loop:
         if setup.average is not None:
             setup.average.update()
         return loss.detach(), lr
+
+    def _mixed(self, images: Tensor, labels: Tensor) -> Mixed:
+        """The batch as it is, or with boxes of other images in it."""
+        config, batches = self.setup.config, self.setup.batches
+        if config.augment.cutmix:
+            # A function of seed and step, like all that is random about batches.
+            chance = stream(config.seed, batches.epoch, f"cutmix {batches.position}")
+            if torch.rand((), generator=chance, device="cpu").item() < config.augment.cutmix:
+                return cutmix(images, labels, chance)
+        return Mixed(images, labels, labels, share=0.0)
+
+    def _loss(self, logits: Tensor, batch: Mixed) -> Tensor:
+        smoothing = self.setup.config.label_smoothing
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=smoothing)
+        if batch.share:
+            other = F.cross_entropy(logits, batch.others, label_smoothing=smoothing)
+            loss = (1 - batch.share) * loss + batch.share * other
+        return loss
 
     def _penalty(self) -> Tensor:
         penalty, model = self.setup.config.penalty, self.setup.model

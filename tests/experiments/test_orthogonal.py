@@ -71,7 +71,8 @@ def test_from_start_to_report(tmp_path):
         assert record.status == "finished"
         assert f"{100 * record.metrics.test_accuracy:.2f}" in text
     assert (
-        f"| 1 | constant, batch norm only | {100 * found[0].record.metrics.test_accuracy:.2f}" in text
+        f"| 1 | constant, batch norm only | {100 * found[0].record.metrics.test_accuracy:.2f}"
+        in text
     )
     assert "| 0.1 | constant, batch norm only | – | – | – |" in text
     assert "each coefficient drawn by itself" in text

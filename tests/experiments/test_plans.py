@@ -55,18 +55,44 @@ def test_the_figures_show_what_they_should():
     assert all(ours[run.name] == run.config for run in shared)
 
 
+def staged_plan(tmp_path, write):
+    """All that is planned once records say that rate 0.4, scale 2.5 and mixing are best."""
+    staged, options, plan = EXPERIMENTS["staged"], Options(data=("cifar10",)), []
+    while len(plan) < len(found := staged.plan(options, tmp_path)):
+        for run in found[len(plan) :]:
+            config = run.config
+            validation = 0.8 - abs(config.optimizer.lr - 0.4)
+            validation += 0.01 * (config.options.get("scale") == 2.5)
+            validation += 0.01 * config.augment.cutmix
+            # By test accuracy the choice would be another.
+            write(run, validation=validation, test=1 - validation)
+        plan = found
+    return plan
+
+
+def test_staged_choices_are_made_one_after_the_other(tmp_path, write):
+    plan = staged_plan(tmp_path, write)
+    names = [run.name.removeprefix("staged/cifar10/") for run in plan]
+    assert names[:7] == [
+        "select/lr0.2",
+        "select/lr0.4",
+        "select/lr0.8",
+        "select/lr0.4-scale2.5",
+        "select/lr0.4-scale6",
+        "mixing/lr0.4-scale2.5-cutmix0",
+        "mixing/lr0.4-scale2.5-cutmix0.5",
+    ]
+    assert not any(run.config.test for run in plan[:7])
+    final = [run.config for run in plan[7:]]
+    assert {(c.optimizer.lr, c.augment.cutmix) for c in final} == {(0.4, 0.5)}
+    # A ResNet's scale is its depth, by default.
+    scales = {(c.model, c.options.get("scale")) for c in final}
+    assert scales == {("b-nanode-3", 2.5), ("t-nanode-1", 2.5), ("uncon-resnet", None)}
+
+
 def test_staged_rows_have_the_sizes_that_they_are_compared_by(tmp_path, write):
-    staged, options = EXPERIMENTS["staged"], Options(data=("cifar10",))
-    candidates = staged.plan(options, tmp_path)
-    assert not any(run.config.test for run in candidates)
-    for run in candidates:
-        write(
-            run, validation=0.9 - abs(run.config.optimizer.lr - 0.4), test=run.config.optimizer.lr
-        )
-    final = staged.plan(options, tmp_path)[len(candidates) :]
-    assert {run.config.optimizer.lr for run in final} == {0.4}
     count = {}
-    for run in final:
+    for run in staged_plan(tmp_path, write)[7:]:
         model = create(run.config.model, preset="staged", **run.config.options)
         count[run.name.split("/")[2]] = sum(p.numel() for p in model.parameters())
     assert count["b-nanode-3-k6"] == count["t-nanode-1-k6"] == count["uncon-resnet-k3"] < 5_000_000

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from nanode.training import (
+    AugmentConfig,
     OptimizerConfig,
     RunRecord,
     train,
@@ -19,6 +20,7 @@ def test_resuming_gives_the_same_bits(
     tmp_path, config, perceptron, interrupt, stop, log_every, losses
 ):
     config = replace(config, options={}, checkpoint_every=3, log_every=log_every)
+    config = replace(config, augment=AugmentConfig(crop=1, cutout=2, cutmix=0.5))
     whole = train(config, tmp_path / "whole")
     interrupt(stop)
     with pytest.raises(KeyboardInterrupt):

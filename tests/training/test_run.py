@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nanode import smoothness_penalty
 from nanode.training import (
+    AugmentConfig,
     Diverged,
     OptimizerConfig,
     PenaltyConfig,
@@ -146,6 +148,36 @@ def test_clipping_bounds_the_step(config):
     moved = [(p - b).square().sum() for p, b in zip(weights, before, strict=True)]
     # Nesterov's first step is 1 + momentum times the gradient.
     assert torch.stack(moved).sum().sqrt().item() <= 1.9 * lr * 1e-3 * (1 + 1e-3)
+
+
+def test_mixed_labels_count_by_area(config, perceptron):
+    setup = prepare(replace(config, options={}, augment=AugmentConfig(cutmix=1.0), average=None))
+    loop = Loop.__new__(Loop)
+    loop.setup = setup
+    images, labels = setup.batches.batch(0, 0)
+    logits = torch.randn(len(labels), 10)
+    shares = {}
+    for position in range(20):
+        setup.batches.position = position
+        batch = loop._mixed(images, labels)
+        one, other = (F.cross_entropy(logits, part) for part in (labels, labels.roll(1)))
+        expected = one + batch.share * (other - one)
+        assert torch.allclose(loop._loss(logits, batch), expected)
+        shares[position] = batch.share
+    assert len(set(shares.values())) > 10  # another box each step ...
+    setup.batches.position = 7
+    assert loop._mixed(images, labels).share == shares[7]  # ... and the same again
+
+
+def test_the_share_of_mixed_batches(config, perceptron):
+    setup = prepare(replace(config, options={}, augment=AugmentConfig(cutmix=0.3), average=None))
+    loop, mixed = Loop.__new__(Loop), 0
+    loop.setup = setup
+    images, labels = (part[:2] for part in setup.batches.batch(0, 0))
+    for position in range(1000):
+        setup.batches.position = position
+        mixed += loop._mixed(images, labels).images is not images
+    assert abs(mixed / 1000 - 0.3) < 6 * 0.0145  # six standard deviations
 
 
 def test_the_caller_keeps_its_random_state(tmp_path, config, perceptron):
