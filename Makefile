@@ -6,9 +6,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 WORKERS ?= 2
 
-.PHONY: help demo test lint types pytest test-gpu bench bench-gpu figures clean
+.PHONY: help demo test lint types pytest test-gpu bench bench-gpu figures docs clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
@@ -18,6 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 demo: $(STAMP)
@@ -54,5 +59,16 @@ figures: $(STAMP)
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/stability_figures.py
 
+# The site, in site/. Pages link to results/ beside docs/; in the copy that it is built from, results
+# lie inside. Broken links and names that aren't found are errors.
+docs: $(DOCS_STAMP)
+	rm -rf build/docs
+	mkdir -p build/docs/results
+	cp -r docs/images docs/reference build/docs
+	cp results/*.md results/*.png build/docs/results
+	for page in docs/*.md; do sed 's#](\.\./#](#g' $$page > build/$$page; done
+	$(BIN)/python -m doctest docs/docstrings.py
+	$(BIN)/zensical build --clean --strict
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis out
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache out build site
