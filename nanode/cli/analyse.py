@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from nanode.analysis.runs import analyse_run
+from nanode.training.files import check_writable
 
 
 def command(
@@ -34,6 +35,7 @@ def command(
         Where data sets are; by default as in training.
     """
     target = run / "analysis" if out is None else out
+    check_writable(target)
     root = None if data_root is None else str(data_root)
     found = analyse_run(run, target, samples=samples, device=device, data_root=root)
     for name, flow in found.flows.items():

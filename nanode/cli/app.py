@@ -3,9 +3,18 @@
 import sys
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, get_args
 
-from cyclopts import App, ArgumentCollection, CoercionError, CycloptsError, Parameter
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 from nanode import __version__
 
@@ -79,6 +88,12 @@ def run(tokens: Sequence[str]) -> int:
 
 def _described(why: BaseException) -> tuple[str, int]:
     """What is said of an error, and the exit status it gives."""
+    if isinstance(why, UnknownCommandError) and why.app is app:
+        return _unknown_command((why.unused_tokens or ["?"])[0]), 2
+    if isinstance(why, UnusedCliTokensError):
+        command = " ".join(["nanode", *(why.command_chain or ())])
+        left = " ".join(why.unused_tokens or ())
+        return f"unexpected {left}; {command} --help shows what is expected", 2
     if isinstance(why, CycloptsError):
         return str(why), 2
     if isinstance(why, KeyboardInterrupt):
@@ -86,3 +101,10 @@ def _described(why: BaseException) -> tuple[str, int]:
     if isinstance(why, EXPECTED):
         return str(why), 1
     return f"unexpected {type(why).__name__}: {why} (--debug shows where it comes from)", 1
+
+
+def _unknown_command(name: str) -> str:
+    """As cyclopts says it, which would import every command for that."""
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    return f'Unknown command "{name}".{hint} Available commands: {", ".join(COMMANDS)}.'

@@ -2,8 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from nanode.data import SOURCES, data_root, load, video
 from nanode.training.values import check_choice
@@ -16,11 +17,16 @@ def names() -> None:
     """List the data sets by name, and say where their files are looked for."""
     print("\n".join(SOURCES))
     print(f"\nVideo: {', '.join(video.SOURCES)}")
-    print(f"\nFiles are in {data_root()}; --root or the variable NANODE_DATA names another folder.")
+    print(f"\nFiles are in {data_root()}; --data-root or NANODE_DATA names another folder.")
 
 
 @command.command
-def fetch(name: str, /, *, root: Path | None = None) -> None:
+def fetch(
+    name: str,
+    /,
+    *,
+    root: Annotated[Path | None, Parameter(name=("--data-root", "--root"))] = None,
+) -> None:
     """Download a data set, or go on with a download, and check it.
 
     Parameters

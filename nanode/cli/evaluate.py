@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nanode.training import RunRecord, evaluate
-from nanode.training.files import write_text
+from nanode.training.files import check_writable, write_text
 from nanode.training.video import evaluate_video, is_video_run
 
 
@@ -86,6 +86,8 @@ def _image(run: Path, split: str, device: str | None, data_root: str | None) -> 
 
 
 def _video(run: Path, out: Path | None, **options: Any) -> None:
+    if out is not None:
+        check_writable(out.parent)
     found = evaluate_video(run, **options)
     print(f"{found.sequences} clips of {found.data} {found.split}, best of {found.samples} samples")
     print("frame   PSNR, dB    SSIM")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from nanode.training.files import check_writable
 from nanode.training.video import generate
 
 
@@ -62,9 +63,11 @@ def command(
     data_root
         The folder of the data sets; by default as in training.
     """
+    film = run / "generated.gif" if out is None else out
+    check_writable(film.parent)
     path = generate(
         run,
-        run / "generated.gif" if out is None else out,
+        film,
         sequences=sequences,
         samples=samples,
         shown=shown,

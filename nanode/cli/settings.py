@@ -66,8 +66,10 @@ def _given(option: Argument) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _put(values: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
     *path, last = keys
-    for key in path:
+    for n, key in enumerate(path, 1):
         values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{'.'.join(path[:n])} is {values!r}, it can't have {'.'.join(keys)}")
     values[last] = value
 
 

@@ -1,5 +1,6 @@
 """``nanode train``: one command for each kind of data."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,37 +15,37 @@ from nanode.training.video.setup import make_model as make_video_model
 command = App(name="train")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What both commands take beside their settings."""
+
+    out: Path
+    """The folder of the run: record, log, checkpoints, weights."""
+    recipe: str | None = None
+    """A recipe to start from; ``nanode recipes`` lists them."""
+    config: Path | None = None
+    """A YAML file to start from, such as the config.yaml of another run."""
+    resume: bool = True
+    """Whether the folder may hold a part of this run."""
+
+
 @command.command(
     usage="nanode train image [--recipe NAME | --config FILE] [OPTIONS] --out FOLDER",
     config=settings_over_a_base(TrainConfig, "nanode.training"),
 )
 def image(
     *,
-    out: Path,
-    recipe: str | None = None,
-    config: Path | None = None,
-    resume: bool = True,
+    run: Annotated[Run, Parameter(name="*")],
     settings: Annotated[TrainConfig, Parameter(name="*")],
 ) -> None:
     """Train an image classifier.
 
     What neither the recipe or file nor an option says is as shown below. A run that was interrupted
     goes on where it stopped; one that is finished is not repeated.
-
-    Parameters
-    ----------
-    out
-        The folder of the run: record, log, checkpoints, weights.
-    recipe
-        A recipe to start from; ``nanode recipes`` lists them.
-    config
-        A YAML file to start from, such as the config.yaml of another run.
-    resume
-        Whether the folder may hold a part of this run.
     """
     # A name it can't make shows before data are fetched.
     make_model(settings, channels=3, classes=10)
-    record = train(settings, out, resume)
+    record = train(settings, run.out, run.resume)
     assert record.metrics is not None
     for split in ("validation", "test"):
         accuracy, loss = (
@@ -52,7 +53,7 @@ def image(
         )
         if accuracy is not None:
             print(f"{split:10} {accuracy:7.2%}  loss {loss:.4f}")
-    print(f"{record.times.total:.1f} s; the record is {out / 'run.json'}")
+    print(f"{record.times.total:.1f} s; the record is {run.out / 'run.json'}")
 
 
 @command.command(
@@ -61,35 +62,21 @@ def image(
 )
 def video(
     *,
-    out: Path,
-    recipe: str | None = None,
-    config: Path | None = None,
-    resume: bool = True,
+    run: Annotated[Run, Parameter(name="*")],
     settings: Annotated[VideoConfig, Parameter(name="*")],
 ) -> None:
     """Train a video model.
 
     What neither the recipe or file nor an option says is as shown below. A run that was interrupted
     goes on where it stopped; one that is finished is not repeated.
-
-    Parameters
-    ----------
-    out
-        The folder of the run: record, log, checkpoints, weights.
-    recipe
-        A recipe to start from; ``nanode recipes`` lists them.
-    config
-        A YAML file to start from, such as the config.yaml of another run.
-    resume
-        Whether the folder may hold a part of this run.
     """
     # A name it can't make shows before data are fetched.
     make_video_model(settings, channels=1, size=64)
-    record = train_video(settings, out, resume)
+    record = train_video(settings, run.out, run.resume)
     assert record.metrics is not None
     best, test = record.metrics.best_train, record.metrics.test
     print(f"train  loss {best.elbo.loss_sum:.5f} at best, at step {best.step:,}")
     print(
         f"test   loss {test.loss_sum:.5f}  squared error {test.mse:.5f}  divergence {test.kld:.4f}"
     )
-    print(f"{record.times.total:.1f} s; the record is {out / 'run.json'}")
+    print(f"{record.times.total:.1f} s; the record is {run.out / 'run.json'}")

@@ -2,12 +2,15 @@
 
 import difflib
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from nanode.data.cifar import CIFAR10, CIFAR100
 from nanode.data.digits import DIGITS
 from nanode.data.idx import FASHION_MNIST, MNIST
 from nanode.data.images import ImageData
-from nanode.data.source import VARIABLE, DataError, Progress, Source, data_root
+from nanode.data.source import ANOTHER, DataError, Progress, Source, data_root
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (CIFAR10, CIFAR100, MNIST, FASHION_MNIST, DIGITS)
@@ -32,17 +35,27 @@ def load(
     >>> data.train
     Images(digits train: 1,300 of 1×8×8, on cpu)
     """
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected one of {', '.join(sorted(SOURCES))}, got {name!r}{hint}")
+    check_known(name, SOURCES)
     folder = data_root(root)
-    try:
+    with usable(folder):
         return SOURCES[name].load(folder, download, progress)
+
+
+def check_known(name: str, known: Iterable[str]) -> None:
+    """Refuse a name that no data set has, with the nearest that one has."""
+    known = sorted(known)
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected one of {', '.join(known)}, got {name!r}{hint}")
+
+
+@contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Say of what the file system refuses that it is about the data root."""
+    try:
+        yield
     except PermissionError as error:
-        raise DataError(
-            f"no permission for {error.filename or folder}: name another data root with the "
-            f"option root or the variable {VARIABLE}"
-        ) from error
+        raise DataError(f"no permission for {error.filename or folder}: {ANOTHER}") from error
     except OSError as error:
         raise DataError(f"the data root {folder} can't be used: {error}") from error

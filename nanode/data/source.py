@@ -15,6 +15,11 @@ from nanode.data.images import ImageData
 #: Names the folder that holds the data, where no root is given.
 VARIABLE = "NANODE_DATA"
 
+#: The end of messages about files that are missing or closed.
+ANOTHER = (
+    f"name another data root (root= in Python, --data-root of commands, or the variable {VARIABLE})"
+)
+
 #: Called with a file's name, the bytes that are there, and the bytes there will be.
 Progress = Callable[[str, int, int], None]
 
@@ -69,7 +74,7 @@ class OfficialFile:
             f"{self.name} is not in {folder}, {why}.\n"
             f"Get it from {' or '.join(self.urls)}\n"
             f"({self.size:,} bytes, MD5 {self.md5}) and put it at {folder / self.name},\n"
-            f"or name another folder with the option root or the variable {VARIABLE}."
+            f"or {ANOTHER}."
         )
 
 

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
-from nanode.training.values import check_choice, check_count, check_flag, check_number
+from nanode.training.values import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_keywords,
+    check_name,
+    check_number,
+)
 
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("one-cycle", "cosine", "constant")
@@ -204,14 +211,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("data", "model", "preset"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} must be a name, got {value!r}")
-        if not isinstance(self.options, dict) or not is_plain(self.options):
-            raise ValueError(
-                "options must map keywords to plain values (numbers, text, true or false, lists), "
-                f"got {self.options!r}"
-            )
+            check_name(name, getattr(self, name))
+        check_keywords("options", self.options)
         check_count("seed", self.seed, least=0)
         for name in ("epochs", "batch_size", "log_every"):
             check_count(name, getattr(self, name))
@@ -241,15 +242,6 @@ class TrainConfig:
         """Nested plain values, as written to YAML and JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
-
-
-def is_plain(options: dict[Any, Any]) -> bool:
-    """Whether a mapping survives being written to YAML or JSON and read again."""
-    try:
-        json.dumps(options, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return all(isinstance(key, str) for key in options)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:

@@ -31,9 +31,9 @@ def check_writable(folder: Path) -> None:
     while not place.exists() and place.parent != place:
         place = place.parent
     if not place.is_dir():
-        raise ValueError(f"the run folder {folder} can't be made: {place} is a file")
+        raise ValueError(f"the folder {folder} can't be made: {place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"no permission to write the run folder {folder}; name another one")
+        raise ValueError(f"no permission to write the folder {folder}; name another one")
 
 
 def _write(path: Path, text: str) -> None:

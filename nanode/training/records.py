@@ -151,6 +151,10 @@ class Record:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as why:
             raise ValueError(f"can't read the run record {path}: {why}") from why
+        if isinstance(document, dict):
+            found, expected = ("kind" in keys for keys in (document, cls.__dataclass_fields__))
+            if found != expected:
+                raise ValueError(f"{path} is the record of {_run(found)}, not of {_run(expected)}")
         return from_mapping(cls, document, str(path))
 
 
@@ -162,3 +166,7 @@ class RunRecord(Record):
     curves: tuple[Epoch, ...] = ()
     metrics: Metrics | None = None
     costs: Costs | None = None
+
+
+def _run(video: bool) -> str:
+    return "a video run" if video else "an image run"

@@ -1,5 +1,6 @@
 """Checks of single values that a person writes: what was expected, what came, the way out."""
 
+import json
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -59,3 +60,23 @@ def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither true nor false."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
+def check_name(name: str, value: Any) -> None:
+    """Refuse what is no text, or an empty one."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be a name, got {value!r}")
+
+
+def check_keywords(name: str, value: Any) -> None:
+    """Refuse what would not survive being written to YAML or JSON as keywords and read again."""
+    try:
+        json.dumps(value, allow_nan=False)
+        plain = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    except (TypeError, ValueError):
+        plain = False
+    if not plain:
+        raise ValueError(
+            f"{name} must map keywords to plain values (numbers, text, true or false, lists), "
+            f"got {value!r}"
+        )

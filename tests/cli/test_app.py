@@ -49,11 +49,12 @@ def test_every_setting_says_what_it_is_for(kind):
         assert re.fullmatch(r"\S.*\S {2,}\w.*[.…] *", said), line
 
 
-def test_help_imports_no_command():
-    """Training takes seconds to import; nobody waits for that to read a list."""
+def test_help_and_unknown_commands_import_no_torch():
+    """Torch takes seconds to import; nobody waits for that to read a list."""
     code = (
-        "import sys; from nanode.cli import main; main(['--help']); main(['--version']);"
-        "print([name for name in sys.modules if name.startswith(('nanode.training', 'lightning'))])"
+        "import sys; from nanode.cli import main;"
+        "[main([token]) for token in ('--help', '--version', 'trian')];"
+        "print([name for name in sys.modules if name.startswith(('torch', 'nanode.training'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -70,6 +71,19 @@ def test_as_a_module():
     )
     assert done.returncode == 2
     assert done.stderr.startswith('nanode: Unknown command "trian". Did you mean "train"?')
+
+
+def test_an_unknown_command_lists_all(nanode):
+    status, out, err = nanode("something")
+    assert (status, out) == (2, "")
+    assert err.endswith(f"Available commands: {', '.join(COMMANDS)}.\n")
+    assert "Did you mean" not in err
+
+
+@pytest.mark.parametrize("tokens", [("models", "auto"), ("recipes", "staged", "auto")])
+def test_too_many_arguments(nanode, tokens):
+    expected = f"nanode: unexpected auto; nanode {tokens[0]} --help shows what is expected\n"
+    assert nanode(*tokens) == (2, "", expected)
 
 
 def test_an_unknown_option(nanode):

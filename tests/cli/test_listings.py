@@ -66,13 +66,14 @@ def test_fetching_an_unknown_name(nanode):
     assert "Did you mean 'moving-digits'?" in err
 
 
-def test_fetching_without_a_network(nanode, monkeypatch, tmp_path):
+@pytest.mark.parametrize("option", ["--data-root", "--root"])
+def test_fetching_without_a_network(nanode, monkeypatch, tmp_path, option):
     def unreachable(*arguments, **options):
         raise urllib.error.URLError("Name or service not known")
 
     monkeypatch.setattr("urllib.request.urlopen", unreachable)
     monkeypatch.setattr("nanode.data.download.PAUSE", 0.0)
-    status, out, err = nanode("data", "fetch", "cifar10", "--root", tmp_path)
+    status, out, err = nanode("data", "fetch", "cifar10", option, tmp_path)
     assert (status, out) == (1, "")
     assert "cifar-10-binary.tar.gz is not in" in err
     assert "Name or service not known" in err

@@ -74,6 +74,7 @@ def test_pairs(quick):
         (("--optimizer.lr", "-1"), "optimizer.lr must be a finite number above 0, got -1.0"),
         (("--optimizer.name", "sdg"), "got 'sdg'. Did you mean 'sgd'"),
         (("--optimizer.name", "adamw", "--optimizer.momentum", "0.5"), "does nothing with"),
+        (("--options.steps.x", "3"), r"^options\.steps is 2, it can't have options\.steps\.x$"),
         (("--recipe", "table1"), "--recipe and --config exclude each other"),
     ],
 )

@@ -141,7 +141,7 @@ def test_folders_without_permission(nanode, quick, run_folder, tmp_path):
     assert not run_folder.parent.exists()
     status, _, err = nanode(*give, "--out", closed / "run")
     assert status == 1
-    assert "no permission to write the run folder" in err
+    assert "no permission to write the folder" in err
 
 
 def test_a_file_where_a_folder_should_be(nanode, quick):

@@ -72,6 +72,32 @@ def test_bad_input(nanode, run, tokens, message):
     assert message in err
 
 
+@pytest.mark.parametrize("command", ["generate", "evaluate", "analyse"])
+def test_where_nothing_can_be_written_nothing_is_computed(nanode, run, monkeypatch, command):
+    def computed(*arguments, **options):
+        raise AssertionError("the model was used")
+
+    for part in ("generate.generate", "evaluate.evaluate_video", "analyse.analyse_run"):
+        monkeypatch.setattr(f"nanode.cli.{part}", computed)
+    status, _, err = nanode(command, run, "--out", run / "run.json" / "below" / "x.gif")
+    assert status == 1
+    assert f"{run / 'run.json'} is a file" in err
+
+
+def test_an_image_run_is_no_video_run(nanode, run, quick, tmp_path):
+    image = ("train", "image", "--config", quick, "--out")
+    assert nanode(*image, tmp_path / "image").status == 0
+    of_an_image = f"{tmp_path / 'image' / 'run.json'} is the record of an image run, not of a video"
+    video = ("train", "video", "--data", "moving-digits", "--steps", 1, "--out", tmp_path / "image")
+    for tokens in (("generate", tmp_path / "image"), video):
+        status, _, err = nanode(*tokens)
+        assert status == 1
+        assert of_an_image in err
+    status, _, err = nanode(*image, run)
+    assert status == 1
+    assert f"{run / 'run.json'} is the record of a video run, not of an image run" in err
+
+
 def test_a_model_that_does_not_exist(nanode, tmp_path):
     tokens = (
         "--data",

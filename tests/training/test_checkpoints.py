@@ -63,7 +63,7 @@ def test_a_failed_write_of_a_folder_leaves_nothing(tmp_path):
 
 def test_an_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"the run folder .*run can't be made: .*file is a file"):
+    with pytest.raises(ValueError, match=r"the folder .*run can't be made: .*file is a file"):
         check_writable(tmp_path / "file" / "run")
     check_writable(tmp_path / "a" / "b")
     assert names(tmp_path) == ["file"]  # nothing is made by looking
@@ -71,7 +71,7 @@ def test_an_unwritable_folder(tmp_path):
 
 def test_no_permission(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(ValueError, match="no permission to write the run folder"):
+    with pytest.raises(ValueError, match="no permission to write the folder"):
         check_writable(tmp_path / "run")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nanode.data.source import VARIABLE, DataError, Progress
+from nanode.data.source import ANOTHER, DataError, Progress
 from nanode.data.video.clips import StoredClips, VideoData
 from nanode.data.video.example import MalformedError, byte_features
 from nanode.data.video.records import Records
@@ -74,7 +74,7 @@ def open_split(folder: Path) -> list[Records]:
         raise DataError(
             f"{folder} {why}.\nGet {URL}\n({ARCHIVE_SIZE:,} bytes, SHA-256 {ARCHIVE_SHA256}) and "
             f"unpack it with\n    tar -xf {ARCHIVE} -C {folder.parent.parent}\n"
-            f"or name another folder with the option root or the variable {VARIABLE}."
+            f"or {ANOTHER}."
         )
     opened = []
     for first, last, path in sorted(found):

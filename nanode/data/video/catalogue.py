@@ -1,6 +1,5 @@
 """Every set of clips by its name."""
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any, final
 import torch
 
 from nanode.data import catalogue as stills
-from nanode.data.source import VARIABLE, DataError, Progress, data_root
+from nanode.data.source import Progress, data_root
 from nanode.data.video.bair import View, load_bair
 from nanode.data.video.clips import VideoData
 from nanode.data.video.moving import Deterministic, Moving, Stochastic
@@ -125,21 +124,11 @@ def load(
     >>> load("moving-digits", train_sequences=1000, digits=3).train
     Stochastic(moving-digits train: 1,000 of any number of frames of 1×64×64, on cpu)
     """
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected one of {', '.join(sorted(SOURCES))}, got {name!r}{hint}")
+    stills.check_known(name, SOURCES)
     known = [*inspect.signature(SOURCES[name]).parameters][1:]
     for option in options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}, only {', '.join(known)}")
     folder = data_root(root)
-    try:
+    with stills.usable(folder):
         return SOURCES[name](Place(folder, torch.device(device), download, progress), **options)
-    except PermissionError as error:
-        raise DataError(
-            f"no permission for {error.filename or folder}: name another data root with the "
-            f"option root or the variable {VARIABLE}"
-        ) from error
-    except OSError as error:
-        raise DataError(f"the data root {folder} can't be used: {error}") from error

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from nanode.training import documents
-from nanode.training.config import PRECISIONS, OptimizerConfig, ScheduleConfig, is_plain
-from nanode.training.values import check_choice, check_count, check_flag, check_number
+from nanode.training.config import PRECISIONS, OptimizerConfig, ScheduleConfig
+from nanode.training.values import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_keywords,
+    check_name,
+    check_number,
+)
 
 _PACKAGE = "nanode.training.video"
 
@@ -105,16 +112,9 @@ class VideoConfig:
 
     def __post_init__(self) -> None:
         for name in ("data", "model"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} must be a name, got {value!r}")
+            check_name(name, getattr(self, name))
         for name in ("data_options", "options"):
-            value = getattr(self, name)
-            if not isinstance(value, dict) or not is_plain(value):
-                raise ValueError(
-                    f"{name} must map keywords to plain values (numbers, text, true or false, "
-                    f"lists), got {value!r}"
-                )
+            check_keywords(name, getattr(self, name))
         check_count("seed", self.seed, least=0)
         for name in ("n_past", "n_future", "batch_size", "test_clips", "evaluate_every"):
             check_count(name, getattr(self, name))
