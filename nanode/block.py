@@ -35,9 +35,11 @@ class ODEBlock(nn.Module):
         scale: s above; ``scale=steps`` on an interval of length 1 is a residual network.
         augment: how many zero features to append to x before the solve, along ``augment_axis``
             (as in augmented neural ODEs); the output has them too.
-        interval: from where to where; by default the field's own interval.
+        interval: from where to where; by default the ends of ``at``, or else the field's own
+            interval.
         at: times at which states are wanted; the output then has a leading axis.
-        check_finite: raise at the first step after which the state isn't finite.
+        check_finite: raise at the first step after which the state isn't finite (with
+            ``Adaptive``, at the first time at which f isn't).
         compile: compile the step and its derivative once for all steps, and capture the whole
             solve on a GPU; the first call takes a while, results differ by rounding.
 
@@ -131,6 +133,7 @@ class ODEBlock(nn.Module):
                 self.gradient,
                 conditioning,
                 self.scale,
+                self.check_finite,
             )
         else:
             result, evaluations = solve(

@@ -14,7 +14,8 @@ from nanode.gradients import Backprop, Gradient, Plan, Problem
 from nanode.gradients.adaptively import solve_adaptively
 from nanode.gradients.problem import Conditioning, Evaluations, check_scale, checked_state
 from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
-from nanode.solvers.grid import meant
+from nanode.solvers.grid import as_numbers
+from nanode.stages import rounding
 
 Solver = Stepper | Adaptive
 
@@ -47,7 +48,8 @@ def odeint(
         conditioning: further inputs of the field, passed through; tensors in it get gradients.
         scale: s above; ``scale=steps`` on an interval of length 1 makes an Euler step a residual
             layer.
-        check_finite: raise at the first step after which the state isn't finite.
+        check_finite: raise at the first step after which the state isn't finite (with
+            ``Adaptive``, at the first time at which f isn't).
 
     Returns:
         The state at the end of the interval; with ``at``, states at those times along a new
@@ -67,7 +69,9 @@ def odeint(
         if steps is not None:
             raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
         wanted = at if isinstance(at, Tensor) else times
-        return solve_adaptively(field, x, ends, wanted, solver, gradient, conditioning, scale)[0]
+        return solve_adaptively(
+            field, x, ends, wanted, solver, gradient, conditioning, scale, check_finite
+        )[0]
     if steps is None:
         if times is None:
             raise ValueError(
@@ -148,7 +152,7 @@ def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> 
             )
         if differentiable:  # passed on as they are
             at = at.tolist()
-    times = meant(at)
+    times = as_numbers(at)
     if not times or not all(map(math.isfinite, times)):
         raise ValueError(f"at must hold finite times, at least one, got {list(times)}")
     return times
@@ -167,6 +171,8 @@ def resolve_interval(
         raise ValueError(f"interval must be two different finite times, got {interval!r}")
     if field.interval is not None:
         low, high = field.interval
+        slack = rounding(at or (a, b))
+        a, b = (_at_an_end(t, (low, high), slack) for t in (a, b))
         if not (low <= min(a, b) and max(a, b) <= high):
             raise ValueError(
                 f"the solve runs from {a} to {b}, outside the interval {field.interval} that the "
@@ -175,11 +181,16 @@ def resolve_interval(
     return a, b
 
 
+def _at_an_end(t: float, ends: tuple[float, float], slack: float) -> float:
+    """The end of an interval that t is rounded from, or t."""
+    return next((end for end in ends if abs(t - end) <= slack), t)
+
+
 def _positions(at: Sequence[float], grid: Grid) -> tuple[int, ...]:
     """The grid points at the wanted times."""
-    positions = [grid.nearest(t) for t in at]
+    positions, slack = [grid.nearest(t) for t in at], rounding(at)
     for t, k in zip(at, positions, strict=True):
-        if not grid.holds(t):
+        if not grid.holds(t, slack):
             raise ValueError(
                 f"a state is wanted at t = {t}, which is not on the grid (nearest: "
                 f"{float(grid.points[k]):.6g}); use steps=nanode.Aligned(...), which puts it there"

@@ -6,9 +6,10 @@ integers and exact fractions; ``time`` is for formulas only.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from struct import pack, unpack
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -24,7 +25,8 @@ class Stage:
     stage belongs to, whichever way the solve runs: piecewise-constant weights are those of the
     piece that holds ``start``, for the whole step. ``side`` is the limit to take where a jump falls
     exactly on ``time``. ``record`` is false when an evaluation is repeated for the backward pass:
-    norms then leave their statistics alone.
+    norms then leave their statistics alone. ``slack`` is how far ``start`` may lie from what was
+    meant, where it came from rounded numbers.
 
     In a compiled solve one stage stands for all: ``index`` and ``time`` are tensors there.
     """
@@ -35,6 +37,7 @@ class Stage:
     start: Fraction
     side: Side = "right"
     record: bool = True
+    slack: float = 0.0
 
     @classmethod
     def alone(cls, t: float | Tensor, side: Side = "right") -> "Stage":
@@ -44,9 +47,38 @@ class Stage:
             return cls(index=-1, step=-1, time=t, start=Fraction(0), side=side, record=False)
         if not math.isfinite(t):
             raise ValueError(f"t must be a finite number, got {t!r}")
-        return cls(
-            index=-1, step=-1, time=float(t), start=Fraction(float(t)), side=side, record=False
-        )
+        t = float(t)
+        return cls(-1, -1, t, Fraction(t), side, record=False, slack=rounding([t]))
+
+
+#: Numbers of so few binary digits are taken as exact; times that are meant to lie on an edge arrive
+#: within so many units in the last place.
+EXACT_DIGITS = 16
+ULPS = 4
+
+
+def rounding(times: Iterable[float]) -> float:
+    """How far times may lie from what was meant, having been rounded on the way.
+
+    A few units in the last place of the largest: of single precision if all are such numbers. 0.7
+    in single precision lies below 7/10, and taken literally in the bucket before.
+
+    >>> rounding([0.0, 0.5, 1.0])
+    0.0
+    >>> f"{rounding([0.0, 0.7]):.0e}, {rounding([0.0, 0.699999988079071]):.0e}"
+    '6e-16, 3e-07'
+    """
+    times = list(times)
+    rounded = [t for t in times if not _exact(t)]
+    if not rounded:
+        return 0.0
+    single = all(abs(t) < 3e38 and unpack("f", pack("f", t))[0] == t for t in rounded)
+    return ULPS * (2.0**-23 if single else 2.0**-52) * max(map(abs, times))
+
+
+def _exact(t: float) -> bool:
+    numerator = abs(Fraction(t).numerator)
+    return (numerator // (numerator & -numerator or 1)).bit_length() <= EXACT_DIGITS
 
 
 @dataclass(eq=False)

@@ -59,7 +59,8 @@ def test_wanted_times_in_single_precision_are_on_the_grid():
     expected = nanode.odeint(decay, ONE, steps=10, at=at)
     for settings in ({"steps": 10}, {}):
         got = nanode.odeint(decay, ONE, at=torch.linspace(0, 1, 11), **settings)
-        assert (got - expected).abs().max() < 1e-15
+        # Times are taken as they are: a rounded step is as much longer or shorter.
+        assert (got - expected).abs().max() < 1e-7
 
 
 def test_wanted_times_backwards_and_within():

@@ -10,18 +10,14 @@ from torch import Tensor
 from nanode.bases.basis import Basis, Interval, checked_count, even, numbers, one, working
 from nanode.bases.differences import differences
 from nanode.bases.quadrature import weighted_gram
-from nanode.stages import Side, Stages
+from nanode.stages import ULPS, Side, Stages
 
 # Note "on an edge". Times that are meant to be an edge arrive rounded: 0.7f * 10 is 6.9999998. So a
 # time within this many ulps of an edge is on that edge. An ulp is that of the interval's larger
 # end, since a time near 0 in [-1, 1] carries the rounding of the numbers it was computed from.
-# Never more than a quarter bucket, or coarse dtypes would have no time left inside a bucket.
-ULPS = 4
+# Never more than a quarter bucket, or coarse dtypes would have no time left inside a bucket. The
+# stages of a solve have exact starts and say themselves how far these may be off.
 LARGEST_SNAP = 0.25
-
-# Given grids hold floats such as 0.3, which as a fraction lies below 3/10, or worse, numbers that
-# were rounded to single precision on the way: of 256 buckets those miss an edge by 2e-5 of a width.
-EXACT_SNAP = Fraction(1, 10**4)
 
 
 @final
@@ -86,12 +82,14 @@ class Bucketed(Basis):
         """
         numbers(stages)  # a tensor's time has no exact start
         t0, t1 = (Fraction(end) for end in self.interval)
-        found = []
+        own, found = ULPS * 2.0**-52 * max(map(abs, self.interval)), []
         for stage in stages:
             position = (stage.start - t0) * self.buckets / (t1 - t0)
+            off = max(own, stage.slack) * self.buckets / self.length
+            snap = Fraction(min(off, LARGEST_SNAP))  # note "on an edge"
             if stage.step < 0 and stage.side == "left":
-                found.append(math.ceil(position - EXACT_SNAP) - 1)
+                found.append(math.ceil(position - snap) - 1)
             else:
-                found.append(math.floor(position + EXACT_SNAP))
+                found.append(math.floor(position + snap))
         held = torch.tensor(found, dtype=torch.long, device="cpu").clamp(0, self.buckets - 1)
         return torch.eye(self.buckets, dtype=torch.float64, device="cpu")[held]

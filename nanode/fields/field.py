@@ -1,7 +1,8 @@
 """The interface of a field: the right-hand side of dx/dt = f(t, x), its weights apart."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,9 @@ class Callback(ConstantField):
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, nn.Module) and function == owner.forward:
+            function = owner  # whose parameters would be lost
         module = function if isinstance(function, nn.Module) else _Function(function)
         super().__init__(module)
 
@@ -135,7 +139,34 @@ class _Function(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
+        if torch.compiler.is_compiling():
+            return self.function(*inputs)
+        norms = [part for part in _reached(self.function) if _counts(part)]
+        before = [norm.num_batches_tracked._version for norm in norms]
+        value = self.function(*inputs)
+        for norm, version in zip(norms, before, strict=True):
+            if norm.num_batches_tracked._version != version:
+                raise ValueError(_mixing("a module that the function calls", norm))
+        return value
+
+
+def _reached(function: Callable[..., Any]) -> Iterator[Any]:
+    """The modules that a function closes over or is bound to, and those inside them."""
+    values = [getattr(function, "__self__", None)]
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # empty so far
+            values.append(cell.cell_contents)
+    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    values += [known.get(name) for name in (code.co_names if code is not None else ())]
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield from value.modules()
+
+
+def _counts(part: nn.Module) -> bool:
+    """Whether a module is a plain norm that changes its statistics when it is called."""
+    plain = isinstance(part, nn.modules.batchnorm._BatchNorm)
+    return plain and part.training and bool(part.track_running_stats)
 
 
 def as_field(field: Any) -> Field:
@@ -156,10 +187,13 @@ def check_norms(module: nn.Module) -> None:
                 "those of one evaluation of either solve; use GroupNorm or LayerNorm in it"
             )
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
-            raise ValueError(
-                f"{name or 'the module'} is a {type(part).__name__} with running statistics: in a "
-                "field it is evaluated many times a solve, so one set of statistics would mix "
-                "all times, and recomputation would update it twice. Use nanode.BatchNorm (one set "
-                "per evaluation), nanode.convert_norms(module), GroupNorm or LayerNorm, or pass "
-                "track_running_stats=False."
-            )
+            raise ValueError(_mixing(name or "the module", part))
+
+
+def _mixing(name: str, norm: nn.Module) -> str:
+    return (
+        f"{name} is a {type(norm).__name__} with running statistics: in a field it is evaluated "
+        "many times a solve, so one set of statistics would mix all times, and recomputation would "
+        "update it twice. Use nanode.BatchNorm (one set per evaluation), "
+        "nanode.convert_norms(module), GroupNorm or LayerNorm, or pass track_running_stats=False."
+    )

@@ -43,6 +43,8 @@ class BatchNorm(StageAware):
         self.features, self.eps, self.momentum, self.affine = features, eps, momentum, affine
         #: The times of the evaluations that the statistics belong to.
         self.times: tuple[float, ...] = ()
+        #: How often they were moved: torch's own count leaves out what batch norm does.
+        self.updates = 0
         if affine:
             self.weight = nn.Parameter(torch.ones(features))
             self.bias = nn.Parameter(torch.zeros(features))
@@ -97,6 +99,8 @@ class BatchNorm(StageAware):
                 mean, var = self._at(stage)
             elif stage.record:
                 mean, var = self.running_mean[stage.index], self.running_var[stage.index]
+                if not torch.compiler.is_compiling():
+                    self.updates += 1
         elif not self.training:
             raise ValueError(
                 "in eval mode this norm's statistics belong to the evaluations of a fixed grid; "

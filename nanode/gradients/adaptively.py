@@ -1,6 +1,7 @@
 """Adaptive solves and their gradients, which torchdiffeq computes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field
 from nanode.gradients.backprop import Backprop
-from nanode.gradients.backsolve import Backsolve
+from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import (
     Conditioning,
@@ -19,10 +20,13 @@ from nanode.gradients.problem import (
     evaluate_checked,
     own_parameters,
 )
+from nanode.gradients.randomness import equal_states, random_state
 from nanode.gradients.recompute import refuse_hidden
+from nanode.gradients.snapshot import Snapshot
 from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
+from nanode.trajectories.trajectory import Named
 
 
 def solve_adaptively(
@@ -34,6 +38,7 @@ def solve_adaptively(
     gradient: Gradient,
     conditioning: tuple[Any, ...],
     scale: float,
+    check_finite: bool = False,
 ) -> tuple[Any, Evaluations]:
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
     check_adaptive(field, gradient, scale)
@@ -41,26 +46,108 @@ def solve_adaptively(
     state = checked_state(parts, field)
     times, skipped = _with_start(interval, at, state[0])
     evaluations = Evaluations()
-    backsolve = isinstance(gradient, Backsolve)
+    call = _Call(field, structure, conditioning, scale, check_finite)
+    if not isinstance(gradient, Backsolve):
 
-    def f(t: Tensor, side: Side, at: State) -> State:
-        if backsolve and torch.is_grad_enabled():  # torchdiffeq's forward pass is without grad
-            evaluations.backward += 1
-        else:
+        def f(t: Tensor, side: Side, at: State) -> State:
             evaluations.forward += 1
-        weights = field.weights_at(t, side)
-        stage = Stage.alone(t, side)
-        slopes = evaluate_checked(field, structure, weights, stage, at, conditioning)
-        return tuple(scale * slope for slope in slopes)
+            return call(t, side, at)
 
-    adjoint = None
-    if backsolve:
-        _refuse_hidden_in(field, gradient, times.detach()[0], state, structure, conditioning)
-        extra = [c for c in tree_flatten(conditioning)[0] if isinstance(c, Tensor)]
-        adjoint = tuple(p for p in (*own_parameters(field).values(), *extra) if p.requires_grad)
-    columns = solver.solve(f, state, times, field.breakpoints, adjoint)
+        columns = solver.solve(f, state, times, field.breakpoints, None)
+    else:
+        columns = _backsolved(call, state, times, solver, gradient, evaluations)
     wanted = [c[-1] if at is None else c[skipped:] for c in columns]
     return tree_unflatten(wanted, structure), evaluations
+
+
+@dataclass(frozen=True)
+class _Call:
+    """f for torchdiffeq, in the parts that a state consists of."""
+
+    field: Field
+    structure: TreeSpec
+    conditioning: tuple[Any, ...]
+    scale: float
+    check_finite: bool
+
+    def __call__(self, t: Tensor, side: Side, x: State) -> State:
+        return self._of(self.field.weights_at(t, side), self.conditioning, t, side, x)
+
+    def detached(self, t: Tensor, side: Side, x: State, gradient: Gradient) -> State:
+        """The same for a forward pass without gradients; raises if f hides a tensor.
+
+        With everything that f is given detached, a result that requires grad can only come from a
+        tensor that the adjoint doesn't know of.
+        """
+        values = Conditioning(self.conditioning)
+        given = values.rebuilt([c.detach() for c in values.tensors])
+        t, x = t.detach(), tuple(part.detach() for part in x)
+        weights = {name: w.detach() for name, w in self.field.weights_at(t, side).items()}
+        with torch.enable_grad():
+            slopes = self._of(weights, given, t, side, x)
+        refuse_hidden(slopes, gradient)
+        return slopes
+
+    def _of(
+        self, weights: Named, conditioning: tuple[Any, ...], t: Tensor, side: Side, x: State
+    ) -> State:
+        stage = Stage.alone(t, side)
+        slopes = evaluate_checked(self.field, self.structure, weights, stage, x, conditioning)
+        if self.check_finite and not all(bool(torch.isfinite(s).all()) for s in slopes):
+            raise ValueError(f"the field's value is not finite at t = {float(t):.6g}")
+        return tuple(self.scale * slope for slope in slopes)
+
+
+def _backsolved(
+    call: _Call,
+    state: State,
+    times: Tensor,
+    solver: Adaptive,
+    gradient: Gradient,
+    evaluations: Evaluations,
+) -> list[Tensor]:
+    """By torchdiffeq's adjoint, with the guards that a repeated evaluation needs."""
+    kind = state[0].device.type
+    autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+    before = random_state(state[0].device)
+
+    def f(t: Tensor, side: Side, at: State) -> State:
+        if not torch.is_grad_enabled():  # torchdiffeq's forward pass
+            evaluations.forward += 1
+            return call.detached(t, side, at, gradient)
+        evaluations.backward += 1
+        enabled, dtype = autocast
+        with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
+            return call(t, side, at)
+
+    extra = [c for c in tree_flatten(call.conditioning)[0] if isinstance(c, Tensor)]
+    given = (*own_parameters(call.field).values(), *extra)
+    adjoint = tuple(p for p in given if p.requires_grad)
+    columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
+    if not any(column.requires_grad for column in columns):
+        return columns
+    if not equal_states(before, random_state(state[0].device)):
+        raise ValueError(DREW)
+    return list(_Guarded.apply(Snapshot(call.field), *columns))
+
+
+class _Guarded(torch.autograd.Function):
+    """The identity; where its backward pass comes by, torchdiffeq's is about to begin."""
+
+    @staticmethod
+    def forward(ctx: Any, snapshot: Snapshot, *columns: Tensor) -> tuple[Tensor, ...]:
+        ctx.snapshot = snapshot
+        return tuple(column.view_as(column) for column in columns)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.snapshot.check()
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Backsolve gives first derivatives only, and create_graph=True asks for more; use "
+                "gradient=nanode.Backprop()"
+            )
+        return (None, *grads)
 
 
 def check_adaptive(field: Field, gradient: Gradient, scale: float) -> None:
@@ -96,21 +183,3 @@ def _with_start(
             f"follow its direction, got {times.tolist()[skipped:]}"
         )
     return times, skipped
-
-
-def _refuse_hidden_in(
-    field: Field,
-    gradient: Gradient,
-    t: Tensor,
-    state: State,
-    structure: TreeSpec,
-    conditioning: tuple[Any, ...],
-) -> None:
-    """Try the field on detached inputs: torchdiffeq's adjoint would drop a hidden tensor."""
-    values = Conditioning(conditioning)
-    weights = {name: w.detach() for name, w in field.weights_at(t).items()}
-    bare = tuple(part.detach() for part in state)
-    fixed = values.rebuilt([c.detach() for c in values.tensors])
-    with torch.enable_grad():
-        slopes = evaluate_checked(field, structure, weights, Stage.alone(t), bare, fixed)
-    refuse_hidden(slopes, gradient)

@@ -24,6 +24,10 @@ from nanode.solvers.stepper import Carry, State
 
 #: Below this many steps Euler's continuous adjoint is off by more than a few per cent.
 _COARSE = 100
+DREW = (
+    "Backsolve can't repeat the random numbers that this field draws (dropout?), since it "
+    "evaluates elsewhere; use gradient=nanode.Checkpointed() or nanode.Reversal()"
+)
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,7 @@ class Backsolve(Recomputing):
 
         (end,) = job.problem.march(job.first, job.problem.open(job.first, x), visit)
         if job.drew():
-            raise ValueError(
-                "Backsolve can't repeat the random numbers that this field draws (dropout?), since "
-                "it evaluates elsewhere; use gradient=nanode.Checkpointed() or nanode.Reversal()"
-            )
+            raise ValueError(DREW)
         return wanted, [end]
 
     def backward(

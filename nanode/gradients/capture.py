@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanode.fields.field import Field
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
-from nanode.gradients.problem import Conditioning, Evaluations, Problem, own_parameters
+from nanode.gradients.problem import Conditioning, Evaluations, Plan, Problem, own_parameters
 from nanode.solvers.stepper import State
 
 
@@ -23,8 +24,10 @@ class Captured:
     solve itself, as does every call if something in the field can't be captured.
     """
 
-    def __init__(self, method: Gradient, evaluator: Callable[[], Any]) -> None:
+    def __init__(self, method: Gradient, evaluator: Callable[[], Any], plan: Plan) -> None:
         self.method, self.evaluator = method, evaluator
+        #: Kept, so that its id, by which this is found, can't be given to another.
+        self.plan = plan
         self.graphs: Graphs | None = None
         self.refusal: str | None = None
         self.waiting: Callable[[], Any] = lambda: None
@@ -33,11 +36,13 @@ class Captured:
         """The states at the wanted grid points."""
         problem.evaluator = self.evaluator()
         if self.graphs is None and self.refusal is None:
+            stream = torch.cuda.current_stream()
             try:
-                self.graphs = Graphs(self.method, problem, self.evaluator, x)
+                with _untouched(problem.plan.field):
+                    self.graphs = Graphs(self.method, problem, self.evaluator, x)
             except RuntimeError as why:
                 self.refusal = str(why)
-                torch.cuda.synchronize()
+                torch.cuda.set_stream(stream)  # torch leaves its own behind
         if self.graphs is None or self.waiting() is not None:
             return self.method.solve(problem, x)
         token = Token()
@@ -60,7 +65,6 @@ class Graphs:
         self, method: Gradient, problem: Problem, evaluator: Callable[[], Any], x: State
     ) -> None:
         field = problem.plan.field
-        buffers = [(buffer, buffer.clone()) for buffer in field.buffers()]
         self.parameters = [p for p in own_parameters(field).values() if p.requires_grad]
         self.x = [_static(part) for part in x]
         self.conditioning = [_static(part) for part in problem.conditioning.tensors]
@@ -83,9 +87,6 @@ class Graphs:
 
         with _thorough():
             self._capture(solve, pull)
-        with torch.no_grad():
-            for buffer, before in buffers:  # trials have moved statistics; only passes may
-                buffer.copy_(before)
 
     def _capture(
         self,
@@ -109,6 +110,19 @@ class Graphs:
         with torch.cuda.graph(self.backward, pool=pool):
             self.grads_in = pull(outputs)
         self.outputs = [part.detach() for part in outputs]
+
+
+@contextmanager
+def _untouched(field: Field) -> Iterator[None]:
+    """Buffers as they were before: trials move statistics, and only passes may."""
+    kept = [(buffer, buffer.clone()) for buffer in field.buffers()]
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()  # a capture that failed leaves work behind
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 @contextmanager

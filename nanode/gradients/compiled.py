@@ -13,6 +13,7 @@ backward of a custom ``autograd.Function`` and differentiates its forward instea
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -28,7 +29,7 @@ from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
-from nanode.gradients.randomness import random_state
+from nanode.gradients.randomness import as_drawn, random_state
 from nanode.kernels.language import serves as kernels_serve
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
@@ -39,6 +40,9 @@ _NOWHERE = Fraction(0)
 #: Numbers in a CPU's state from which compiling can pay. Below, calling compiled code costs more
 #: than it saves: 2.5 times as long as plain steps for a network 64 wide and a batch of 32.
 WORTH_COMPILING = 1 << 14
+#: Captured solves of one block, each of which holds its memory: other shapes than these many are
+#: captured again.
+MOST_KEPT = 8
 
 
 class Compiled(Gradient):
@@ -52,7 +56,8 @@ class Compiled(Gradient):
 
     def __init__(self, method: Gradient, capture: bool = True, fused: bool | None = None) -> None:
         self.method, self.capture, self.fused = method, capture, fused
-        self._functions: dict[TreeSpec, Callable[..., Any]] = {}
+        #: None for what can't be compiled.
+        self._functions: dict[TreeSpec, Callable[..., Any] | None] = {}
         self._solves: dict[Any, Captured] = {}
         self._draws: dict[Any, bool] = {}
         self._places: dict[Any, Tensor] = {}
@@ -69,7 +74,7 @@ class Compiled(Gradient):
             fast = Fused(self.method)
             return (
                 self._captured(fast, None, problem, x)
-                if self._captures(x)
+                if self._captures(problem, x)
                 else fast.solve(problem, x)
             )
         if not x[0].is_cuda and sum(part.numel() for part in x) < WORTH_COMPILING:
@@ -80,11 +85,29 @@ class Compiled(Gradient):
         draws = self._random(problem, x)
         if draws and not isinstance(self.method, Backprop):
             return self.method.solve(problem, x)
-        function = self._functions.get(problem.structure)
+        if problem.structure not in self._functions:
+            self._functions[problem.structure] = _compiled(problem.plan.field, problem.structure)
+        function = self._functions[problem.structure]
         if function is None:
-            function = _compiled(problem.plan.field, problem.structure)
-            self._functions[problem.structure] = function
-        if draws or not self._captures(x):
+            return self.method.solve(problem, x)
+        try:
+            return self._by_function(function, problem, x, capture=not draws)
+        except torch._dynamo.exc.TorchDynamoException as why:
+            # Nothing was evaluated yet: it is the first evaluation that can't be traced.
+            self._functions[problem.structure] = problem.evaluator = None
+            problem.evaluations.forward = 0
+            reason = str(why).strip().splitlines()[0]
+            warnings.warn(
+                f"compile=True: the field can't be compiled and runs as it is ({reason})",
+                stacklevel=5,
+            )
+            return self.method.solve(problem, x)
+
+    def _by_function(
+        self, function: Callable[..., Any], problem: Problem, x: State, capture: bool
+    ) -> list[State]:
+        """The solve by compiled evaluations."""
+        if not (capture and self._captures(problem, x)):
             problem.evaluator = Evaluator(function, x[0], self._places)
             return self.method.solve(problem, x)
         like, places = x[0].new_empty(0), self._places  # not x, which would be kept alive
@@ -98,8 +121,11 @@ class Compiled(Gradient):
         half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
         return half and kernels_serve(x[0].new_empty(0))
 
-    def _captures(self, x: State) -> bool:
-        return self.capture and x[0].is_cuda and torch.is_grad_enabled()
+    def _captures(self, problem: Problem, x: State) -> bool:
+        if not (self.capture and x[0].is_cuda and torch.is_grad_enabled()):
+            return False
+        given = (*x, *problem.conditioning.tensors, *problem.plan.field.parameters())
+        return any(tensor.requires_grad for tensor in given)
 
     def _captured(
         self,
@@ -111,25 +137,23 @@ class Compiled(Gradient):
         """The solve by CUDA graphs, captured at the first one of its kind."""
         key = self._key(problem, x)
         if key not in self._solves:
-            self._solves[key] = Captured(method, evaluator or (lambda: None))
+            # Graphs of another grid are of no more use, and all hold their memory.
+            kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
+            self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
+            self._solves[key] = Captured(method, evaluator or (lambda: None), problem.plan)
         return self._solves[key](problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
         """Whether the field draws random numbers, by trying it once in each mode."""
         field = problem.plan.field
         modes = tuple(part.training for part in field.modules())
-        if not any(modes):
-            return False
         if modes not in self._draws:
-            before = random_state(x[0].device)
-            weights = field.weights_at(problem.plan.stages[0].time)
+            stage = problem.plan.stages.repeated[0]
+            weights = field.weights_at(stage.time)
             given = problem.conditioning.rebuilt(problem.conditioning.tensors)
-            with torch.no_grad():
-                stage = Stage.alone(problem.plan.stages[0].time)
+            with as_drawn(random_state(x[0].device), x[0].device) as drew, torch.no_grad():
                 evaluate_checked(field, problem.structure, weights, stage, x, given)
-            after = random_state(x[0].device)
-            pairs = zip(before, after, strict=True)
-            self._draws[modes] = not all(torch.equal(a, b) for a, b in pairs)
+                self._draws[modes] = drew()
         return self._draws[modes]
 
     def _key(self, problem: Problem, x: State) -> Any:
@@ -203,7 +227,7 @@ def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
         record: bool,
     ) -> State:
         stage = Stage(number, 0, time, _NOWHERE, "right", record)
-        return evaluate_checked(field, structure, weights, stage, x, conditioning)
+        return evaluate_checked(field, structure, weights, stage, x, conditioning, watched=True)
 
     # A code object of its own: torch counts recompilations per code object, over all fields.
     code = evaluate.__code__.replace(co_name=f"evaluate_{id(field)}")

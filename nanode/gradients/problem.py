@@ -126,11 +126,17 @@ def evaluate_checked(
     stage: Stage,
     x: State,
     conditioning: tuple[Any, ...],
+    watched: bool = False,
 ) -> State:
-    """f at a stage, checked to be a derivative of x and to have left x alone."""
-    # Neither a tracer nor inference mode keeps versions.
-    watched = not torch.compiler.is_compiling() and not any(part.is_inference() for part in x)
-    versions = [part._version for part in x] if watched else []
+    """f at a stage, checked to be a derivative of x and to have left x alone.
+
+    ``watched`` says that the caller sees to the latter.
+    """
+    versions: list[int] | None = None
+    if not watched and _has_versions(x):
+        versions = [part._version for part in x]
+    elif not watched and any(getattr(part, "inplace", False) for part in field.modules()):
+        x = tuple(part.clone() for part in x)  # which may be changed
     value = field.evaluate(weights, stage, tree_unflatten(x, structure), *conditioning)
     slopes, found = tree_flatten(value)
     if found != structure:
@@ -149,9 +155,16 @@ def evaluate_checked(
                 f"the field returned dx/dt of {slope.dtype} for a state of {part.dtype}, whose "
                 "imaginary part would be lost; give it a complex state, or return the real part"
             )
-    if watched and [part._version for part in x] != versions:
+    if versions is not None and [part._version for part in x] != versions:
         raise ValueError(CHANGED)
     return tuple(slopes)
+
+
+def _has_versions(x: State) -> bool:
+    """Whether torch counts changes in place: a tracer, inference mode and vmap don't."""
+    return not torch.compiler.is_compiling() and not any(
+        part.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(part) for part in x
+    )
 
 
 class Conditioning:

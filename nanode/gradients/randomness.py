@@ -1,6 +1,6 @@
 """Drawing the same random numbers twice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,17 +16,25 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def as_drawn(states: list[Tensor] | None, device: torch.device) -> Iterator[None]:
-    """With the random numbers that follow these states, if any were drawn; restored afterwards."""
+def as_drawn(states: list[Tensor] | None, device: torch.device) -> Iterator[Callable[[], bool]]:
+    """With the random numbers that follow these states, if any; restored afterwards.
+
+    Gives a function that says whether any were drawn so far.
+    """
     if states is None:
-        yield
+        yield lambda: False
         return
     now = random_state(device)
     _set_random_state(states, device)
     try:
-        yield
+        yield lambda: not equal_states(states, random_state(device))
     finally:
         _set_random_state(now, device)
+
+
+def equal_states(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether nothing was drawn between the two."""
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _set_random_state(states: list[Tensor], device: torch.device) -> None:

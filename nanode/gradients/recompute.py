@@ -16,20 +16,16 @@ import torch
 from torch import Tensor
 
 from nanode.bases.basis import checked_count
-from nanode.fields.field import Field
-from nanode.fields.norms import BatchNorm
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
 from nanode.gradients.once import once
 from nanode.gradients.problem import Plan, Problem, own_parameters
-from nanode.gradients.randomness import as_drawn, random_state
+from nanode.gradients.randomness import as_drawn, equal_states, random_state
+from nanode.gradients.snapshot import Buffers, Snapshot, buffers, moved
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
-
-#: By name: a buffer, and how often it had been changed.
-Buffers = dict[str, tuple[Tensor, int]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +57,10 @@ class Recomputing(Gradient):
         parameters = [p for p in own_parameters(plan.field).values() if p.requires_grad]
         inputs = (*x, *problem.conditioning.tensors, *parameters)
         job = Job(self, problem, len(x), len(problem.conditioning.tensors), plan.stages)
-        before = _buffers(plan.field)
+        before = buffers(plan.field)
         flat = _Solve.apply(job, *inputs)
         if any(part.requires_grad for part in flat):
-            self._refuse_changed(before, _buffers(plan.field))
+            self._refuse_changed(before, buffers(plan.field))
         # The node must not keep the caller's tensors alive by a side door.
         problem.conditioning = problem.conditioning.forget()
         points = [k for k in plan.wanted if k > 0]
@@ -73,13 +69,12 @@ class Recomputing(Gradient):
 
     def _refuse_changed(self, before: Buffers, after: Buffers) -> None:
         """Raise if evaluations move a buffer, since they would find another one when repeated."""
-        for name, (buffer, version) in after.items():
-            if name not in before or before[name][0] is not buffer or before[name][1] != version:
-                raise ValueError(
-                    f"an evaluation of the field changes its buffer {name!r}, so "
-                    f"{type(self).__name__}, which evaluates again in the backward pass, would "
-                    "find another value there and change it twice; use gradient=nanode.Backprop()"
-                )
+        if (name := moved(before, after)) is not None:
+            raise ValueError(
+                f"an evaluation of the field changes its buffer {name!r}, so "
+                f"{type(self).__name__}, which evaluates again in the backward pass, would "
+                "find another value there and change it twice; use gradient=nanode.Backprop()"
+            )
 
     @abstractmethod
     def forward(self, job: "Job", x: State) -> tuple[dict[int, State], list[State]]:
@@ -110,7 +105,7 @@ class _Solve(torch.autograd.Function):
     @once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
-        job.reopen()
+        job.snapshot.check()
         n, m = job.state_size, job.conditioning_size
         saved = ctx.saved_tensors
         total = len(ctx.needs_input_grad) - 1 - n
@@ -146,7 +141,7 @@ class Job:
         self.stages = stages
         own = own_parameters(problem.plan.field)
         self.names = [name for name, p in own.items() if p.requires_grad]
-        self.modes = self._modes()
+        self.snapshot = Snapshot(problem.plan.field)
         self.random: dict[int, list[Tensor]] = {}
         self.device = torch.device("cpu")
         self.autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
@@ -155,17 +150,6 @@ class Job:
     def plan(self) -> Plan:
         """The plan of the solve."""
         return self.problem.plan
-
-    def _modes(self) -> list[bool]:
-        return [part.training for part in self.problem.plan.field.modules()]
-
-    def reopen(self) -> None:
-        """Before the backward pass: what is evaluated again must be what was evaluated."""
-        if self._modes() != self.modes:
-            raise RuntimeError(
-                "the field was switched between train() and eval() after the forward pass, so its "
-                "evaluations can't be repeated; call backward() first"
-            )
 
     def open(self, x: Sequence[Tensor], conditioning: Sequence[Tensor]) -> None:
         """Before the first evaluation."""
@@ -178,8 +162,7 @@ class Job:
 
     def drew(self) -> bool:
         """Whether the field drew random numbers so far."""
-        after = self._random_state()
-        return not all(torch.equal(a, b) for a, b in zip(self.before, after, strict=True))
+        return not equal_states(self.before, self._random_state())
 
     def close(self) -> None:
         """After the last evaluation: what the backward pass won't need is dropped."""
@@ -213,16 +196,6 @@ class Job:
             torch.enable_grad(),
         ):
             return self.problem.evaluate(stages, i, weights, x, conditioning)
-
-
-def _buffers(field: Field) -> Buffers:
-    """The field's buffers and their versions, without norms that know a repeated evaluation."""
-    return {
-        f"{path}.{name}": (buffer, 0 if buffer.is_inference() else buffer._version)
-        for path, part in field.named_modules()
-        if not isinstance(part, BatchNorm)
-        for name, buffer in part.named_buffers(recurse=False)
-    }
 
 
 def refuse_hidden(slopes: State, method: Gradient) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanode.bases.basis import checked_count
 from nanode.solvers.stepper import Stepper
-from nanode.stages import Side, Stage, Stages
+from nanode.stages import Side, Stage, Stages, rounding
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Grid:
     """The ends of all steps, in the order of the solve: strictly rising or strictly falling."""
 
     points: tuple[Fraction, ...]
+    #: How far they may lie from what was meant, where they come from rounded numbers.
+    slack: float = 0.0
 
     def __post_init__(self) -> None:
         rising = [a < b for a, b in pairwise(self.points)]
@@ -48,14 +50,15 @@ class Grid:
         around = range(max(0, after - 1), min(len(self.points), after + 1))
         return min(around, key=lambda k: abs(self.points[k] - exact))
 
-    def holds(self, t: float) -> bool:
+    def holds(self, t: float, slack: float = 0.0) -> bool:
         """Whether t is one of the points, up to rounding."""
         width = abs(self.points[-1] - self.points[0]) / self.steps
-        return abs(self.points[self.nearest(t)] - Fraction(t)) <= width / 10**9
+        near = max(float(width) / 1e9, self.slack, slack)
+        return abs(self.points[self.nearest(t)] - Fraction(t)) <= near
 
     def reversed(self) -> "Grid":
         """The same steps, backwards."""
-        return Grid(self.points[::-1])
+        return Grid(self.points[::-1], self.slack)
 
     def stages(self, stepper: Stepper) -> Stages:
         """Every evaluation that the stepper makes on this grid, in order."""
@@ -73,7 +76,8 @@ class Grid:
         inner: Side = "left" if (fraction == 1) == (a < b) else "right"
         if fraction not in (0, 1):
             inner = "right"
-        return Stage(index, step, float(a + (b - a) * fraction), min(a, b), inner)
+        time = float(a + (b - a) * fraction)
+        return Stage(index, step, time, min(a, b), inner, slack=self.slack)
 
 
 class Schedule(ABC):
@@ -96,7 +100,8 @@ class Uniform(Schedule):
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
         """K + 1 equidistant times."""
         a, b = Fraction(t0), Fraction(t1)
-        return Grid(tuple(a + (b - a) * k / self.steps for k in range(self.steps + 1)))
+        points = (a + (b - a) * k / self.steps for k in range(self.steps + 1))
+        return Grid(tuple(points), rounding([t0, t1]))
 
 
 @dataclass(frozen=True)
@@ -108,19 +113,21 @@ class Given(Schedule):
     def __init__(self, times: Sequence[float] | Tensor) -> None:
         if getattr(times, "requires_grad", False):
             raise ValueError("times require grad, and a grid is not differentiated in them")
-        object.__setattr__(self, "times", meant(times))
+        object.__setattr__(self, "times", as_numbers(times))
         if not all(isfinite(t) for t in self.times):
             raise ValueError(f"times must be finite, got {list(self.times)}")
         Grid(tuple(Fraction(t) for t in self.times))
 
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
-        """The given times."""
-        if (self.times[0], self.times[-1]) != (t0, t1):
+        """The given times; at the ends, those of the solve that they are rounded from."""
+        first, *inside, last = self.times
+        slack = rounding(self.times)
+        if abs(first - t0) > slack or abs(last - t1) > slack:
             raise ValueError(
-                f"the given times run from {self.times[0]} to {self.times[-1]}, but the solve from "
-                f"{t0} to {t1}"
+                f"the given times run from {first} to {last}, but the solve from {t0} to {t1}; "
+                f"pass interval=({first}, {last}) too"
             )
-        return Grid(tuple(Fraction(t) for t in self.times))
+        return Grid(tuple(Fraction(t) for t in (t0, *inside, t1)), slack)
 
 
 @dataclass(frozen=True)
@@ -138,44 +145,30 @@ class Aligned(Schedule):
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
         """The breakpoints and equal steps between them."""
         # Times that differ by rounding only (0.3 and 3 * 0.1) are one.
-        near = abs(t1 - t0) / self.steps * 1e-9
+        slack = max([rounding([t0, t1]), *(rounding([t]) for t in breakpoints)])
+        near = max(abs(t1 - t0) / self.steps * 1e-9, slack)
         inside = sorted(t for t in breakpoints if min(t0, t1) + near < t < max(t0, t1) - near)
         inside = [b for a, b in pairwise([min(t0, t1), *inside]) if b - a > near]
         ends = [t0, *(inside if t0 < t1 else reversed(inside)), t1]
         points = [Fraction(t0)]
         for a, b in pairwise(ends):
             # A hair less, so that a piece that rounding made too wide by an ulp isn't cut again.
-            count = max(1, ceil(abs((b - a) / (t1 - t0)) * self.steps - 1e-9))
+            count = max(1, ceil((abs(b - a) - 2 * near) / abs(t1 - t0) * self.steps))
             low, high = Fraction(a), Fraction(b)
             points += [low + (high - low) * k / count for k in range(1, count + 1)]
-        return Grid(tuple(points))
+        return Grid(tuple(points), slack)
 
 
-def meant(times: Sequence[float] | Tensor) -> tuple[float, ...]:
-    """Times as numbers; in single precision, each as the simplest fraction within a few ulps.
-
-    0.7 in single precision lies below 7/10, and taken literally in the bucket before.
-
-    >>> meant(torch.linspace(0, 1, 11))[7]
-    0.7
-    """
+def as_numbers(times: Sequence[float] | Tensor) -> tuple[float, ...]:
+    """Times as numbers, which is no use in half precision: a rounding is as wide as a step."""
     if not isinstance(times, Tensor):
         return tuple(float(t) for t in times)
-    numbers = times.tolist()
-    if times.dtype != torch.float32 or not all(map(isfinite, numbers)):
-        return tuple(numbers)
-    slack = 4 * torch.finfo(torch.float32).eps * max(map(abs, numbers), default=0.0)
-    return tuple(_simplest(t, slack) for t in numbers)
-
-
-def _simplest(t: float, slack: float) -> float:
-    """A fraction near t with a small denominator, or t itself if there is none."""
-    exact = Fraction(t)
-    for power in range(13):
-        simple = exact.limit_denominator(2**power)
-        if abs(simple - exact) <= slack:
-            return float(simple)
-    return t
+    if times.dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"times in {times.dtype} are too coarse to say which step they mean; make them in "
+            "torch.float32 or torch.float64"
+        )
+    return tuple(float(t) for t in times.tolist())
 
 
 def as_schedule(steps: int | Schedule) -> Schedule:

@@ -127,10 +127,15 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
 
 def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:
     """The basis at all stages in float64, kept beside them, and under which key."""
-    fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
+    # A tracer can't ask for versions; it takes the newest.
+    tracing = torch.compiler.is_compiling()
+    fingerprint = () if tracing else tuple((id(b), b._version) for b in basis.buffers())
     key = (id(basis), fingerprint)
     if key not in stages.memo:
+        newest = (id(basis), ())
+        for stale in [k for k in stages.memo if isinstance(k, tuple) and k[:2] == newest]:
+            del stages.memo[stale]
         # The basis is kept beside its values: its id can't be given to another meanwhile.
         with torch.inference_mode(False):
-            stages.memo[key] = basis, basis.on(stages)
+            stages.memo[key] = stages.memo[newest] = basis, basis.on(stages)
     return key, stages.memo[key][1]

@@ -5,7 +5,10 @@ Compiling takes seconds, so few combinations are compiled here; a GPU runs them 
 """
 
 import copy
+import gc
 import pickle
+import types
+import warnings
 
 import pytest
 import torch
@@ -92,6 +95,86 @@ def test_a_field_that_draws_random_numbers_falls_back():
     expected = torch.autograd.grad(plain(X), list(plain.parameters()), X)
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+class AlwaysDropping(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
+
+
+@pytest.mark.parametrize(
+    ("solver", "gradient"),
+    [(nanode.Euler(), nanode.Checkpointed()), (nanode.Coupled(), nanode.Reversal())],
+    ids=repr,
+)
+def test_random_numbers_in_eval_mode_are_noticed(solver, gradient):
+    field = conv_field(AlwaysDropping())
+    nanode.ODEBlock(field, 3, solver)(X)  # statistics, which eval mode needs
+    found = []
+    for compile in (True, False):
+        block = nanode.ODEBlock(field, 3, solver, gradient, compile=compile).eval()
+        torch.manual_seed(3)  # the first call looks whether it draws, and draws the same then
+        y = block(X)
+        found.append([y, *torch.autograd.grad(y, list(block.parameters()), X)])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+class Deciding(nn.Module):
+    def forward(self, x):
+        return x.tanh() if x.sum() > 1e6 else 0.5 * x.tanh()
+
+
+def test_a_field_that_cannot_be_traced_runs_as_it_is():
+    """A decision by values, which one graph can't hold."""
+    field = conv_field(Deciding())
+    block = nanode.ODEBlock(copy.deepcopy(field), 3, gradient=nanode.Checkpointed(), compile=True)
+    with pytest.warns(UserWarning, match="can't be compiled and runs as it is"):
+        fast = passed(block)
+    plain = passed(nanode.ODEBlock(copy.deepcopy(field), 3, gradient=nanode.Checkpointed()))
+    for a, b in zip(fast, plain, strict=True):
+        assert torch.equal(a, b)
+    assert block.nfe.forward == 3
+    with warnings.catch_warnings():  # said once
+        warnings.simplefilter("error")
+        block(X)
+
+
+def test_captures_are_found_by_their_grid_and_not_kept_beyond_it(monkeypatch):
+    """Another grid may get the id of one that is gone; its graphs must not be found by it."""
+    monkeypatch.setattr(compiled.Compiled, "_captures", lambda self, problem, x: True)
+    replayed = []
+
+    class Recorder:
+        def __init__(self, method, evaluator, plan):
+            self.plan, self.steps = plan, plan.grid.steps
+
+        def __call__(self, problem, x):
+            replayed.append((self.steps, problem.plan.grid.steps))
+            return [x]
+
+    monkeypatch.setattr(compiled, "Captured", Recorder)
+    block = nanode.ODEBlock(conv_field().float(), 3, compile=True)
+    for steps in range(1, 200):
+        block.regrid(steps % 50 + 1)
+        block(X.float())
+        gc.collect()
+    assert all(captured == asked for captured, asked in replayed)
+    assert len(block.gradient._solves) == 1
+    for batch in range(1, 30):  # as many shapes
+        block(torch.randn(batch, 4, 5, 5))
+    assert len(block.gradient._solves) == compiled.MOST_KEPT
+
+
+def test_a_frozen_block_is_not_captured():
+    block = nanode.ODEBlock(conv_field(), 3, compile=True).requires_grad_(False)
+    x = type("X", (), {"is_cuda": True, "requires_grad": False})()
+    problem = types.SimpleNamespace(
+        conditioning=types.SimpleNamespace(tensors=[]), plan=block._plan
+    )
+    assert not block.gradient._captures(problem, (x,))
+    block.requires_grad_(True)
+    assert block.gradient._captures(problem, (x,))
 
 
 def test_copies_and_pickles_start_anew():

@@ -82,6 +82,29 @@ def test_a_first_operation_in_place_is_an_error(gradient, solver):
         nanode.odeint(field, inputs()[0].detach(), steps=200, solver=solver, gradient=gradient)
 
 
+IN_PLACE = {
+    # A tensor made outside counts there too, and raises.
+    "inference mode": torch.inference_mode()(lambda block, x: block(x.clone())),
+    "traced": lambda block, x: torch.compile(block, fullgraph=True, backend="aot_eager")(x),
+    "traced, no grad": lambda block, x: torch.no_grad()(torch.compile(block, backend="eager"))(x),
+    "vmap": lambda block, x: torch.func.vmap(block)(x),
+}
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_where_torch_counts_no_changes_an_operation_in_place_is_given_a_copy(way):
+    layer = nn.Linear(3, 3).double()
+    block, plain = (
+        nanode.ODEBlock(nanode.Autonomous(nn.Sequential(nn.ReLU(inplace=inplace), layer)), 3)
+        for inplace in (True, False)
+    )
+    x = inputs()[0].detach()
+    before = x.clone()
+    assert (x < 0).any()
+    assert torch.allclose(IN_PLACE[way](block, x), plain(x), atol=1e-15)
+    assert torch.equal(x, before)
+
+
 @pytest.mark.parametrize(("gradient", "solver"), EXACT, ids=repr)
 def test_later_operations_in_place_are_fine(gradient, solver):
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
@@ -135,6 +158,83 @@ def test_a_buffer_that_evaluations_change_is_an_error(gradient, solver, in_place
     with torch.no_grad():  # no backward pass will come
         block(x)
     nanode.ODEBlock(field, 4)(x).sum().backward()
+
+
+class Scaled(nn.Module):
+    """A layer whose buffer a person may change."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).double()
+        self.register_buffer("factor", torch.ones((), dtype=DOUBLE))
+
+    def forward(self, x):
+        return self.factor * self.layer(x)
+
+
+@pytest.mark.parametrize(("gradient", "solver"), EVERY, ids=repr)
+def test_a_buffer_changed_before_backward_is_an_error(gradient, solver):
+    field = nanode.TimeVarying(Scaled(), nanode.Trigonometric(1))
+    block = nanode.ODEBlock(field, 200, solver, gradient)
+    y = block(inputs()[0])
+    field.module.factor.mul_(3)
+    with pytest.raises(RuntimeError, match=r"factor' was changed|inplace operation"):
+        y.sum().backward()
+
+
+def test_statistics_moved_before_the_backward_pass_of_an_evaluation_are_an_error():
+    field = nanode.TimeVarying(
+        nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)).double(), nanode.Trigonometric(1)
+    )
+    block = nanode.ODEBlock(field, 4, gradient=nanode.Checkpointed()).train()
+    x = inputs()[0]
+    block(x)
+    y = block.eval()(x)
+    block.train()(x)
+    with pytest.raises(RuntimeError, match="running_mean' was changed"):
+        block.eval() and y.sum().backward()
+    # In training mode nothing reads them: two passes before the backward pass of either are fine.
+    block.train()
+    (block(x).sum() + block(2 * x).sum()).backward()
+
+
+# ---- norms that a function calls
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+@pytest.mark.parametrize("way", ["closed over", "bound", "later"])
+def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
+    norm = nn.BatchNorm1d(3, affine=False)
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+
+        def slope(self, t, x):
+            return self.norm(x)
+
+    functions = {"closed over": lambda t, x: norm(x), "bound": Holder().slope}
+    function = functions.get(way, lambda t, x: norm(x) if t > 0.4 else x)
+    x = torch.randn(5, 3, requires_grad=True)
+    with pytest.raises(ValueError, match="BatchNorm1d with running statistics"):
+        nanode.odeint(function, x, steps=4, gradient=gradient)
+    norm.eval()  # reads its statistics and leaves them alone
+    nanode.odeint(function, x, steps=4, gradient=gradient).sum().backward()
+
+
+def test_a_modules_own_forward_stands_for_the_module():
+    class Field(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, t, x):
+            return self.layer(x)
+
+    module = Field()
+    block = nanode.ODEBlock(module.forward, 3)
+    assert {id(p) for p in block.parameters()} == {id(p) for p in module.parameters()}
 
 
 # ---- double backward

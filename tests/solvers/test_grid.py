@@ -238,7 +238,7 @@ def test_refuses_times_that_require_grad():
 
 
 def test_refuses_a_given_grid_of_another_interval():
-    with pytest.raises(ValueError, match=r"run from 0.0 to 0.5, but the solve from 0.0 to 1.0"):
+    with pytest.raises(ValueError, match=r"run from 0.0 to 0.5, .*pass interval=\(0.0, 0.5\)"):
         Given([0.0, 0.5]).grid(0.0, 1.0)
 
 
@@ -250,23 +250,82 @@ def test_as_schedule():
 # ---- times in single precision
 
 
-@pytest.mark.parametrize("interval", [(0.0, 1.0), (-1.0, 1.0), (0.1, 0.7), (0.0, 100.0)], ids=str)
-def test_single_precision_times_lie_in_the_bucket_that_is_meant(interval):
-    for steps, d in [(10, 10), (30, 10), (49, 7), (256, 256), (100, 4)]:
-        field = bucketed(d, interval)
-        for times in (
-            torch.linspace(*interval, steps + 1),
-            torch.tensor(Uniform(steps).grid(*interval).points, dtype=torch.float32),
-        ):
+INTERVALS = [
+    *[(0.0, 1.0), (-1.0, 1.0), (0.1, 0.7), (0.0, 100.0), (-100.0, 0.0), (0.0, 365.0)],
+    *[(100.0, 101.0), (1000.0, 1001.0), (2020.0, 2025.0), (0.0, math.pi), (0.0, 1e-3)],
+]
+
+
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+def test_rounded_times_lie_in_the_bucket_that_is_meant(interval):
+    few = {*range(1, 257, 9), 34, 223, 256}
+    for steps in range(1, 257) if interval in ((0.0, 1.0), (0.0, 100.0)) else few:
+        exact = Uniform(steps).grid(*interval)
+        single = torch.tensor([float(p) for p in exact.points], dtype=torch.float32)
+        counts = {d for d in (steps, steps // 3) if d and steps % d == 0}
+        # Neighbours in single precision must differ, and buckets be wider than a few ulps.
+        if float(exact.widths()[0]) < 16 * torch.finfo(torch.float32).eps * max(map(abs, interval)):
+            continue
+        for times in (single, [float(p) for p in exact.points]):
             grid = Given(times).grid(*interval)
-            expected = [k * d // steps for k in range(steps)]
-            assert buckets(field, grid.stages(nanode.Euler())) == expected
-            assert buckets(field, grid.reversed().stages(nanode.Euler())) == expected[::-1]
+            for d in counts:
+                found = nanode.Bucketed(d, interval).on(grid.stages(nanode.Euler())).argmax(1)
+                assert torch.equal(found, torch.arange(steps) * d // steps), (steps, d)
 
 
-def test_times_are_moved_by_no_more_than_their_rounding():
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+def test_a_solve_at_single_precision_times_uses_every_bucket(interval):
+    for steps in (34, 223):
+        field = bucketed(steps, interval)
+        times = torch.linspace(*interval, steps + 1)
+        x = nanode.odeint(field, torch.ones(1, 1), at=times, gradient=nanode.Checkpointed())
+        x[-1].sum().backward()
+        assert (field.trajectory.coefficients.weight.grad != 0).all()
+
+
+def test_long_uniform_grids_use_the_bucket_of_integers():
+    for steps, d in ((20_000, 3), (30_000, 7), (10_000, 999)):
+        stages = Uniform(steps).grid(0.0, 1.0).stages(nanode.Euler())
+        found = nanode.Bucketed(d).on(stages).argmax(1)
+        assert torch.equal(found, torch.arange(steps) * d // steps)
+
+
+def test_single_precision_ends_of_an_interval_are_its_ends():
+    for end in (0.3, math.pi, 0.1 + 0.2):
+        field = bucketed(3, (0.0, end))
+        times = torch.tensor([0.0, end / 3, 2 * end / 3, end])
+        assert nanode.odeint(field, torch.ones(1, 1), at=times).shape == (4, 1, 1)
+        block = nanode.ODEBlock(field, Given(times), interval=(0.0, end))
+        assert block.interval == (0.0, end)
+
+
+def test_rounded_times_are_on_a_grid_of_steps():
+    field, x = bucketed(10), torch.ones(1, 1)
+    for at in (torch.linspace(0, 1, 11), torch.linspace(0, 1, 11).tolist()):
+        assert nanode.odeint(field, x, steps=10, at=at).shape == (11, 1, 1)
+    with pytest.raises(ValueError, match=r"wanted at t = 0\.55"):
+        nanode.odeint(field, x, steps=10, at=[0.0, 0.55, 1.0])
+
+
+def test_breakpoints_and_rounded_times_are_one():
+    """No step of a hair's breadth between 0.3 and 0.3 in single precision."""
+    at = torch.linspace(0, 1, 11)
+    grid = Aligned(10).grid(0.0, 1.0, breakpoints=(*bucketed(10).breakpoints, *at.tolist()))
+    assert grid.steps == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nanode.odeint(bucketed(10), torch.ones(1, 1), at=at, solver=nanode.Heun())
+
+
+def test_given_times_are_taken_as_they_are():
     times = torch.rand(100).sort().values
-    # Four ulps of numbers up to 1.
-    assert max(abs(a - b) for a, b in zip(Given(times).times, times.tolist(), strict=True)) < 5e-7
-    exact = times.double()
-    assert Given(exact).times == tuple(exact.tolist())
+    assert Given(times).times == tuple(times.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_refuses_times_in_half_precision(dtype):
+    times = torch.linspace(0, 1, 11, dtype=dtype)
+    with pytest.raises(ValueError, match="too coarse to say which step they mean"):
+        Given(times)
+    with pytest.raises(ValueError, match="too coarse"):
+        nanode.odeint(bucketed(10), torch.ones(1, 1), at=times)

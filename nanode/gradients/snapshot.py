@@ -1,0 +1,58 @@
+"""What a field was like in the forward pass, so that a repeated evaluation is the same."""
+
+from torch import Tensor
+
+from nanode.fields.field import Field
+from nanode.fields.norms import BatchNorm
+
+#: By name: a buffer, and how often it had been changed.
+Buffers = dict[str, tuple[Tensor, int]]
+
+
+class Snapshot:
+    """A field's modes and buffers; ``check`` raises once they are others."""
+
+    def __init__(self, field: Field) -> None:
+        self.field, self.modes, self.buffers = field, modes(field), buffers(field)
+
+    def check(self) -> None:
+        """Before a backward pass: what is evaluated again must be what was evaluated."""
+        if modes(self.field) != self.modes:
+            raise RuntimeError(
+                "the field was switched between train() and eval() after the forward pass, so its "
+                "evaluations can't be repeated; call backward() first"
+            )
+        changed = moved(self.buffers, buffers(self.field))
+        if changed is not None:
+            raise RuntimeError(
+                f"the field's buffer {changed!r} was changed after the forward pass, so its "
+                "evaluations can't be repeated; call backward() first, or use "
+                "gradient=nanode.Backprop()"
+            )
+
+
+def modes(field: Field) -> list[bool]:
+    """Of every module in the field, whether it is in training mode."""
+    return [part.training for part in field.modules()]
+
+
+def buffers(field: Field) -> Buffers:
+    """The buffers that evaluations read: a norm in training mode only writes its own."""
+    return {
+        f"{path}.{name}": (buffer, _version(buffer) + getattr(part, "updates", 0))
+        for path, part in field.named_modules()
+        if not (isinstance(part, BatchNorm) and part.training)
+        for name, buffer in part.named_buffers(recurse=False)
+    }
+
+
+def _version(buffer: Tensor) -> int:
+    return 0 if buffer.is_inference() else buffer._version
+
+
+def moved(before: Buffers, after: Buffers) -> str | None:
+    """The name of a buffer that is another one or was changed; None if there is none."""
+    for name, (buffer, version) in after.items():
+        if name not in before or before[name][0] is not buffer or before[name][1] != version:
+            return name
+    return None
