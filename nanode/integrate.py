@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nanode.fields import Field, as_field, prepare_norms
+from nanode.fields.norms import norms_in
 from nanode.gradients import Backprop, Gradient, Plan, Problem
 from nanode.gradients.adaptively import solve_adaptively
 from nanode.gradients.problem import Conditioning, Evaluations, check_scale, checked_state
@@ -125,8 +126,15 @@ def solve(
         )
     parts, structure = tree_flatten(x)
     state = checked_state(parts, plan.field)
-    # Again, since another solve may have used the field on another grid meanwhile.
-    prepare_norms(plan.field, [float(stage.time) for stage in plan.stages])
+    times = [float(stage.time) for stage in plan.stages]
+    if any(norm.training and not norm.fits(times) for norm in norms_in(plan.field)):
+        warnings.warn(
+            "another solve has used this field on another grid, so that the statistics of its "
+            "norms are interpolated to and fro; give each block a field of its own, or "
+            "block.regrid(steps) the one block",
+            stacklevel=3,
+        )
+    prepare_norms(plan.field, times)
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]
@@ -144,6 +152,11 @@ def as_gradient(gradient: Gradient | None) -> Gradient:
 
 def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> tuple[float, ...]:
     """The times at which states are wanted, as numbers."""
+    if not isinstance(at, Tensor) and any(getattr(t, "requires_grad", False) for t in at):
+        raise ValueError(
+            "some of the times require grad, which a list of numbers would lose; pass one tensor "
+            "(torch.stack(times)) with solver=nanode.Adaptive(), or detached times"
+        )
     if isinstance(at, Tensor):
         if at.requires_grad and not differentiable:
             raise ValueError(

@@ -188,3 +188,10 @@ def test_warnings_point_at_the_caller():
         warnings.simplefilter("always")
         nanode.odeint(field, torch.ones(1, 1), steps=4, solver=nanode.Heun())
     assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_times_of_a_list_that_require_grad():
+    times = [torch.tensor(0.0), torch.tensor(1.0, requires_grad=True)]
+    for solver in (nanode.Euler(), nanode.Adaptive()):
+        with pytest.raises(ValueError, match=r"some of the times require grad.*torch\.stack"):
+            nanode.odeint(lambda t, x: -x, torch.ones(1), at=times, solver=solver)

@@ -21,7 +21,7 @@ class Basis(nn.Module, ABC):
     t's device, differentiable in t. At a jump ``side`` picks the limit; smooth bases ignore it.
 
     Outside the interval polynomials and waves extrapolate by their formula, buckets, hats and
-    splines hold the value they have at the end. ``TimeVarying`` and ``ODEBlock`` check that a solve
+    splines hold the value they have at the end. ``odeint`` and ``ODEBlock`` check that a solve
     stays inside. A time that is NaN gives NaN in every function, the constant one included.
     """
 

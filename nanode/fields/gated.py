@@ -32,6 +32,7 @@ class Gated(Field):
 
     def __init__(self, fields: Sequence[nn.Module], basis: Basis | None = None) -> None:
         super().__init__()
+        fields = list(fields)
         if not fields:
             raise ValueError("Gated needs at least one field, got none")
         for member in fields:

@@ -82,6 +82,11 @@ class TimeVarying(Field):
             raise ValueError(
                 f"TimeVarying needs a module, whose parameters then move, got {module!r}"
             )
+        if isinstance(module, Field):
+            raise ValueError(
+                f"TimeVarying makes a field of a module, got a {type(module).__name__}, which is a "
+                "field already; use it as it is, or wrap the module inside it"
+            )
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")
         if basis is not None and not isinstance(basis, Basis):

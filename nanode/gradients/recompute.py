@@ -32,8 +32,9 @@ from nanode.trajectories.trajectory import Named
 class Recomputing(Gradient):
     """A gradient method that evaluates the field again in the backward pass.
 
-    ``chunk`` bounds the table of weights to that many stages at a time; by default all are built
-    at once.
+    ``chunk`` builds the table of weights for that many stages at a time; by default all are built
+    at once. What a backward pass differentiates together it holds together: ``Checkpointed`` all
+    rows of a segment, the others those of a step.
     """
 
     chunk: int | None = field(default=None, kw_only=True)

@@ -120,6 +120,9 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     Values are computed in float64 on the host: on a long grid single precision would lose the high
     frequencies, and a device copy a solve would be a host sync a solve.
     """
+    if torch.compiler.is_compiling() and any(True for _ in basis.buffers()):
+        # A tracer can't ask whether buffers have changed, so what they give is part of the graph.
+        return basis.on(stages).to(device=like.device, dtype=like.dtype)
     key, exact = kept_values(basis, stages)
     there = (*key, like.device, like.dtype)
     return kept(stages, there, lambda: exact.to(device=like.device, dtype=like.dtype))
@@ -127,15 +130,10 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
 
 def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:
     """The basis at all stages in float64, kept beside them, and under which key."""
-    # A tracer can't ask for versions; it takes the newest.
-    tracing = torch.compiler.is_compiling()
-    fingerprint = () if tracing else tuple((id(b), b._version) for b in basis.buffers())
+    fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
     key = (id(basis), fingerprint)
     if key not in stages.memo:
-        newest = (id(basis), ())
-        for stale in [k for k in stages.memo if isinstance(k, tuple) and k[:2] == newest]:
-            del stages.memo[stale]
         # The basis is kept beside its values: its id can't be given to another meanwhile.
         with torch.inference_mode(False):
-            stages.memo[key] = stages.memo[newest] = basis, basis.on(stages)
+            stages.memo[key] = basis, basis.on(stages)
     return key, stages.memo[key][1]

@@ -1,6 +1,7 @@
 """Norms inside a block's field."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -162,3 +163,20 @@ def test_another_grid_on_the_same_field_leaves_statistics_in_order():
     nanode.odeint(block.field, x, steps=20)
     # Every fifth time of the finer grid is one of the block's, so nothing is lost.
     assert (block(x) - expected).abs().max() < 1e-14
+
+
+def test_two_blocks_on_one_field_are_warned_of():
+    """Each pass would interpolate the other's statistics to its own grid and back."""
+    module = nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3))
+    field = nanode.TimeVarying(module, nanode.Legendre(degree=1))
+    one, other = nanode.ODEBlock(field, 8), nanode.ODEBlock(field, 2)
+    x = torch.randn(4, 3)
+    with pytest.warns(UserWarning, match=r"another grid.*a field of its own"):
+        one(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one(x)
+        one.eval()(x)
+        other.eval()(x)  # interpolates, and leaves the statistics alone
+        one.train().regrid(4)
+        one(x)

@@ -51,3 +51,15 @@ def test_compiled_without_gradients_under_a_recomputing_method():
     x = inputs()[0].detach()
     with torch.no_grad():
         assert (compiled(x) - block(x)).abs().max() < 1e-13
+
+
+def test_compiled_with_random_features():
+    """Their frequencies are buffers, whose values a trace must not ask for."""
+    field = nanode.TimeVarying(Net(), nanode.RandomFourier(3, seed=1), start=nanode.Noisy(0.5))
+    block = nanode.ODEBlock(field.double(), 4)
+    x = torch.randn(2, 3, dtype=DOUBLE)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    assert (compiled(x) - block(x)).abs().max() < 1e-14
+    other = nanode.RandomFourier(3, seed=2)
+    field.trajectory.basis.load_state_dict(other.state_dict())
+    assert (compiled(x) - block(x)).abs().max() < 1e-14

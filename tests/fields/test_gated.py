@@ -183,3 +183,8 @@ def test_refuses_running_statistics():
 def test_refuses_a_time_that_is_no_number():
     with pytest.raises(ValueError, match="t must be a finite number, got nan"):
         nanode.Gated(four())(float("nan"), torch.ones(3))
+
+
+def test_fields_may_come_one_by_one():
+    gated = nanode.Gated(nn.Linear(2, 2) for _ in range(3))
+    assert len(gated.fields) == 3

@@ -109,6 +109,11 @@ def test_refuses_an_interval_that_does_not_rise(interval):
         nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2, interval=interval))
 
 
+def test_refuses_a_field():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
+    refused("a TimeVarying, which is a field already", field, nanode.Constant())
+
+
 def test_refuses_a_state_dict_of_another_basis():
     small = nanode.TimeVarying(nn.Linear(2, 2), nanode.Trigonometric(1))
     large = nanode.TimeVarying(nn.Linear(2, 2), nanode.Trigonometric(2))

@@ -188,6 +188,9 @@ def test_chunks_bound_the_table(gradient, solver, per, chunk):
     y = block(x)
     assert spy.most_alive <= chunk
     y.sum().backward()
+    # A step may straddle two chunks and a segment touch several; one more row for the constants.
+    together = math.ceil(40 / 7) if gradient is nanode.Checkpointed else 1
+    assert spy.most_alive <= together * per + 2 * chunk + 1
     gc.collect()
     assert max(spy.lengths) == chunk
     assert spy.alive == 0
