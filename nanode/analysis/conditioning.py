@@ -65,6 +65,8 @@ def basis_condition(basis: Basis, points: int = 1000) -> BasisCondition:
     >>> basis_condition(nanode.Trigonometric(order=10)).rank  # of 21, at the paper's frequency
     17
     """
+    if not isinstance(basis, Basis):
+        raise ValueError(f"expected a basis such as nanode.Chebyshev(degree=4), got {basis!r}")
     steps = checked_count("points", points, least=basis.size, hint=", the number of functions")
     return BasisCondition(steps, torch.linalg.svdvals(basis.on(_starts(steps, basis.interval))))
 

@@ -46,11 +46,22 @@ def lines(
     for n, column in enumerate(columns):
         ax.plot(t, column, label=label if n == 0 else None, **style)
     if log:
-        ax.set_yscale("log")
+        log_scale(ax)
     ax.set_xlabel("t")
     if label is not None:
         ax.legend(fontsize=7)
     return ax
+
+
+def log_scale(ax: Any) -> None:
+    """A logarithmic axis over a factor of two at least: rounding errors are not to fill it."""
+    ax.set_yscale("log")
+    low, high = ax.dataLim.minposy, ax.dataLim.ymax
+    if low <= high < 2 * low:
+        room = (2 * low / high) ** 0.5
+        ax.set_ylim(low / room, high * room)
+    else:
+        ax.autoscale(axis="y")
 
 
 def plain(value: Any) -> Any:

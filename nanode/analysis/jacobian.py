@@ -17,6 +17,7 @@ from torch import Tensor
 from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Equation, Linearised, Of
 from nanode.analysis.operator import (
+    DEPTH,
     Operator,
     largest_eigenvalue,
     largest_singular_values,
@@ -50,7 +51,7 @@ def jacobian_spectrum(
     points: int | None = None,
     of: Of | None = None,
     limit: int = 512,
-    depth: int = 8,
+    depth: int = DEPTH,
     seed: int = 0,
 ) -> JacobianSpectrum:
     """Singular values and logarithmic norm of J at the starts of steps along the solution from x.
@@ -64,7 +65,8 @@ def jacobian_spectrum(
         points: at how many steps, evenly chosen; by default at all.
         of: along the solution of ``Equation()`` (the default) or the block's own ``Steps()``.
         limit: the largest state to form matrices for.
-        depth, seed: of the randomised method.
+        depth: of the randomised method; larger is closer, and takes longer in proportion.
+        seed: of its random columns.
 
     >>> import nanode, torch
     >>> block = nanode.ODEBlock(lambda t, x: x * torch.tensor([-1.0, -2.0]), steps=4)
@@ -118,6 +120,5 @@ def _exactly(matrix: Tensor) -> tuple[Tensor, float]:
 
 def _estimated(operator: Operator, count: int, depth: int, seed: int) -> tuple[Tensor, float]:
     values = largest_singular_values(operator, count, depth=depth, seed=seed)
-    # The edge of a symmetric spectrum is denser than the square of J's: it takes longer.
     norm = largest_eigenvalue(symmetric_part(operator), depth=3 * depth, seed=seed)
     return values, norm

@@ -16,6 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nanode.bases.basis import checked_count
 
+#: How far powers of JᵀJ go. With one column more than values are wanted it is the cheapest depth
+#: that keeps Gaussian matrices, the hardest case, within 2 %: of 300 to 4,000 numbers, one to eight
+#: values, the worst was 1.6 % off (3.1 % without the column more, 2.1 % at depth 7).
+DEPTH = 8
+
 #: Numbers in the tangents that are pushed through a function at once.
 _CHUNK = 2**22
 
@@ -91,7 +96,7 @@ def forward_mode() -> Iterator[None]:
 
 
 def largest_singular_values(
-    operator: Operator, count: int, *, depth: int = 8, oversample: int = 4, seed: int = 0
+    operator: Operator, count: int, *, depth: int = DEPTH, oversample: int = 1, seed: int = 0
 ) -> Tensor:
     """The ``count`` largest singular values, by products with the map and its transpose alone.
 
@@ -109,9 +114,13 @@ def largest_singular_values(
 
 
 def largest_eigenvalue(
-    symmetric: Operator, *, depth: int = 16, oversample: int = 2, seed: int = 0
+    symmetric: Operator, *, depth: int = 3 * DEPTH, oversample: int = 1, seed: int = 0
 ) -> float:
-    """The largest eigenvalue (not the largest in size) of a symmetric map, by Rayleigh–Ritz."""
+    """The largest eigenvalue (not the largest in size) of a symmetric map, by Rayleigh–Ritz.
+
+    Powers of the map and not of its square are taken, so it needs more depth. At this one Gaussian
+    matrices are up to 1.2 % off; with three columns at twice ``DEPTH``, as many products, 2 %.
+    """
     found: list[Tensor] = []
 
     def spy(block: Tensor) -> Tensor:

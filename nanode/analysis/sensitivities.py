@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanode.analysis.drawing import Findings, plain
 from nanode.analysis.linearised import Equation, Linearised, Of
-from nanode.analysis.operator import Operator, largest_singular_values
+from nanode.analysis.operator import DEPTH, Operator, largest_singular_values
 from nanode.analysis.subject import Subject, check_small
 from nanode.analysis.transition import SingularValues, wanted_times
 from nanode.analysis.variational import solve_variational
@@ -101,7 +101,7 @@ def sensitivity_values(
     count: int = 6,
     at: Sequence[float] | None = None,
     of: Of | None = None,
-    depth: int = 8,
+    depth: int = DEPTH,
     seed: int = 0,
 ) -> SingularValues:
     """The largest singular values of S(t), estimated without forming it.

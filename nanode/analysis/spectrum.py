@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nanode.analysis.drawing import Findings, axes
+from nanode.analysis.subject import field_of
 from nanode.bases.basis import checked_count
 from nanode.bases.quadrature import gauss
 from nanode.block import ODEBlock
@@ -75,7 +76,7 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
     >>> trajectory_spectrum(field).moving["weight"] < 1e-6  # held constant at the start
     True
     """
-    inner = field.field if isinstance(field, ODEBlock) else field
+    inner = field_of(field)
     interval = inner.interval or (0.0, 1.0)
     orders = checked_count("orders", orders, least=0)
     edges = sorted({*interval, *(t for t in inner.breakpoints if interval[0] < t < interval[1])})

@@ -70,6 +70,12 @@ class Subject:
                 "the analysis is for real states; write a complex one as its real and imaginary "
                 "parts"
             )
+        if not any(part.numel() for part in self.state):
+            shapes = [tuple(part.shape) for part in self.state]
+            raise ValueError(
+                f"expected a state to look at, got an empty one, of shape {shapes}; give at least "
+                "one sample, such as x[:1]"
+            )
         self.conditioning = conditioning
         self._lent = _Lent(self.block.field)
         self.layout = Layout(self.state)
@@ -112,6 +118,19 @@ class _Lent(nn.Module):
 
     def forward(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         return function(*inputs)
+
+
+def field_of(given: Field | ODEBlock) -> Field:
+    """The field of a block, or the field itself; a ValueError for anything else."""
+    if isinstance(given, ODEBlock):
+        return given.field
+    if not isinstance(given, Field):
+        kind = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise ValueError(
+            f"expected an ODEBlock or a field, got {kind}; make one of a module with "
+            "nanode.TimeVarying(module, basis), or take the blocks out of a model one by one"
+        )
+    return given
 
 
 def check_small(what: str, size: int, limit: int, instead: str) -> None:

@@ -15,6 +15,7 @@ from nanode.analysis.gradients import gradient_norms
 from nanode.analysis.growth import growth_rates
 from nanode.analysis.jacobian import evenly, jacobian_spectrum
 from nanode.analysis.linearised import Equation, Linearised, Of, Steps, marks
+from nanode.analysis.operator import DEPTH
 from nanode.analysis.page import Analysis, FlowAnalysis, SampleAnalysis
 from nanode.analysis.sensitivities import sensitivity, sensitivity_values
 from nanode.analysis.spectrum import trajectory_spectrum
@@ -37,8 +38,9 @@ class Effort:
     #: How many singular values to estimate, how many growth rates to follow.
     count: int = 3
     #: Of the randomised method.
-    depth: int = 4
-    #: At how many times, evenly chosen, Φ, S and the Jacobian are looked at.
+    depth: int = DEPTH
+    #: At how many times, evenly chosen, Φ, S and the Jacobian are looked at. With one alone Φ and S
+    #: are those of the whole solve, and the Jacobian that at its start.
     points: int = 5
 
 
@@ -188,8 +190,8 @@ class _Look:
         self.size, self.parameters = subject.size, sum(subject.named.sizes)
         self.exact = self.size <= effort.state_limit
         self.exact_sensitivity = self.size * self.parameters <= effort.entry_limit
-        ends = marks(block)[1:]
-        self.times = [ends[k] for k in evenly(len(ends), effort.points)]
+        ends = marks(block)[:0:-1]  # from the last: of one alone it is the end of the solve
+        self.times = [ends[k] for k in evenly(len(ends), effort.points)][::-1]
 
     def at(self, met: _Met) -> SampleAnalysis:
         """One sample."""

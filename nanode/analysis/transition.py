@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nanode.analysis.drawing import Findings, lines, plain
 from nanode.analysis.linearised import Equation, Linearised, Of, marks, same
-from nanode.analysis.operator import largest_singular_values
+from nanode.analysis.operator import DEPTH, largest_singular_values
 from nanode.analysis.subject import Subject, check_small
 from nanode.analysis.variational import solve_variational
 from nanode.block import ODEBlock
@@ -121,13 +121,13 @@ def transition_values(
     tau: float | None = None,
     at: Sequence[float] | None = None,
     of: Of | None = None,
-    depth: int = 8,
+    depth: int = DEPTH,
     seed: int = 0,
 ) -> SingularValues:
     """The largest singular values of Φ(t, τ), estimated without forming it.
 
     The arguments are those of ``state_transition``, but for ``at``, by default the end alone.
-    ``depth`` and ``seed`` are those of the randomised method: it makes about (count + 4) · depth
+    ``depth`` and ``seed`` are those of the randomised method: it makes (count + 1)(depth + 1)
     products with Φ and as many with its transpose. Estimates are never too large but by rounding.
 
     >>> import nanode, torch

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.analysis.drawing import Findings, axes, lines
+from nanode.analysis.drawing import Findings, axes, lines, log_scale
 from nanode.analysis.linearised import field_stages
+from nanode.analysis.subject import field_of
 from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 from nanode.fields import Field
@@ -38,7 +39,7 @@ class WeightNorms(Findings):
         if not self.conditions:
             return lines(ax, self.times, torch.stack([*self.norms.values()], 1), "norms", **style)
         ax.plot([], [], "--", color="grey", label="condition number")
-        ax.set_yscale("log")
+        log_scale(ax)
         ax.set_xlabel("t")
         ax.legend(fontsize=7)
         return ax
@@ -67,7 +68,7 @@ def weight_norms(field: Field | ODEBlock, points: int = 101) -> WeightNorms:
 
 def moving_weights(field: Field | ODEBlock, points: int) -> tuple[Tensor, Named]:
     """Equidistant times over the interval, and the weights that move at them."""
-    inner = field.field if isinstance(field, ODEBlock) else field
+    inner = field_of(field)
     interval = field.interval if field.interval is not None else (0.0, 1.0)
     grid = Uniform(checked_count("points", points, least=2) - 1).grid(*interval)
     # The starts of the steps, and the end of the last: the start of the first one backwards.

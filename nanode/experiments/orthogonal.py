@@ -19,7 +19,7 @@ from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
 from nanode.reports.statistics import spread
 from nanode.reports.table1 import TITLES
-from nanode.training import RunRecord
+from nanode.training import RunRecord, TrainConfig
 
 #: Five coefficients are degree 4.
 MODELS = {
@@ -36,13 +36,17 @@ EPOCHS = 8
 GUESSING = 0.2
 
 ABOUT = (
-    "Chebyshev weights of degree 4 at K = 10 by the recipe of Table 1 with half of its epochs, at "
-    "several learning rates: with batch norm only, and with every convolution a product of "
+    "at several learning rates: with batch norm only, and with every convolution a product of "
     "Householder reflections as well. “Constant” weights start so in time, “random” ones with "
     "all coefficients drawn independently. The paper: with batch norm only learning collapses, "
     "orthogonal weights keep it stable. A run collapsed on the way if its accuracy on held-out "
     "images fell below half of what it had been before at the end of some epoch, and for good if "
     "it diverged or if its final weights are below half of its best epoch or below 20 %."
+)
+#: Added where runs are too short to learn.
+UNLEARNT = (
+    "These runs are so short that some never learn: they count as collapsed for good by the 20 %, "
+    "and say nothing about stability."
 )
 
 
@@ -76,7 +80,7 @@ class FigureOrthogonal:
         header.append("collapsed for good")
         settings = {(f"{lr:g}", MODELS[model]): c.records for (lr, model), c in cells.items()}
         parts = [
-            f"On {TITLES[options.main]}. {ABOUT}",
+            about(options),
             "![learning curves](figure-orthogonal.png)",
             table(header, rows),
             _verdicts(cells, RATES[options.budget]),
@@ -93,6 +97,19 @@ def planned(model: str, options: Options, lr: float, seed: int) -> Planned:
     changes = {"optimizer.lr": lr, "seed": seed} | ({} if options.tiny else {"epochs": EPOCHS})
     config = configured("table1", options, model, options.main, 10, changes)
     return Planned(f"figure-orthogonal/{options.main}/lr{lr:g}/{model}/seed{seed}", config)
+
+
+def about(options: Options) -> str:
+    """What was run within a budget, and what counts as a collapse."""
+    config = planned(next(iter(MODELS)), options, RATES[options.budget][0], 0).config
+    assert isinstance(config, TrainConfig)
+    length = "for one epoch" if options.tiny else "with half of its epochs"
+    recipe = "the tiny recipe" if options.tiny else "the recipe"
+    text = (
+        f"On {TITLES[options.main]}. Chebyshev weights of degree 4 at K = "
+        f"{config.options['steps']} by {recipe} of Table 1 {length}, {ABOUT}"
+    )
+    return f"{text} {UNLEARNT}" if options.tiny else text
 
 
 def stumbled(record: RunRecord) -> bool:

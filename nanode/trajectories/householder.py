@@ -28,7 +28,8 @@ class Householder(Form):
     k = n and B is a signed identity: every matrix with orthonormal columns is reached (for m = n
     every one with the determinant of the start; see note *signs*, ``householder.py``). With fewer
     ``reflections`` the others stay as they started, inside B; one fewer than n loses nothing of a
-    square matrix. A vector that is zero reflects nothing.
+    square matrix. A vector that is zero reflects nothing, so there the determinant of a square
+    matrix is the opposite one. ``Orthogonal`` refuses starts with one, where it looks.
 
     >>> import nanode
     >>> form, q = nanode.Householder(), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -67,12 +68,11 @@ class Householder(Form):
 
     def check(self, free: Tensor) -> None:
         """Refuse a vector of length zero."""
-        lengths = torch.linalg.vector_norm(free, dim=-2)
-        zero = (lengths == 0).nonzero().flatten().tolist()
-        if zero:
+        zero = ~_long(free.square().sum(-2))
+        if bool(zero.any()):
             raise ValueError(
-                f"reflection vector {zero[0]} is zero, and reflects along no direction; start from "
-                "coefficients that are not all zero"
+                f"reflection vector {int(zero.nonzero()[0])} is zero, and reflects along no "
+                "direction; start from coefficients that don't cancel, or leave the weight out"
             )
 
 
@@ -97,7 +97,7 @@ def reflected(vectors: Tensor, base: Tensor) -> Tensor:
     m, n = vectors.shape[-2], base.shape[-1]
     gram = vectors.mT @ vectors
     squares = gram.diagonal(dim1=-2, dim2=-1)
-    halves = torch.where(squares > torch.finfo(gram.dtype).tiny, squares / 2, 1)
+    halves = torch.where(_long(squares), squares / 2, 1)
     if base.ndim == 1:
         seen = vectors[..., :n, :].mT * base
         base = torch.eye(m, n, dtype=gram.dtype, device=gram.device) * base
@@ -106,3 +106,8 @@ def reflected(vectors: Tensor, base: Tensor) -> Tensor:
     inverse = gram.triu(1) + torch.diag_embed(halves)
     product: Tensor = base - vectors @ torch.linalg.solve_triangular(inverse, seen, upper=True)
     return product
+
+
+def _long(squares: Tensor) -> Tensor:
+    """Which vectors reflect, by their squared lengths: those above underflow."""
+    return squares > torch.finfo(squares.dtype).tiny

@@ -79,7 +79,7 @@ class Orthogonal(Trajectory):
         self.interval, self.breakpoints = self.inner.interval, self.inner.breakpoints
         self.jumps = self.inner.jumps
         self.fixed = Tree(fixed)
-        self._check()
+        self.check(self._landmarks())
 
     def forward(self, t: float | Tensor, side: Side = "right") -> Named:
         """Every weight at time t."""
@@ -114,6 +114,26 @@ class Orthogonal(Trajectory):
             values = torch.func.vmap(self._velocity)(nodes).values()
         return torch.stack([w.flatten(1).square().sum(1) @ weights.to(w) for w in values]).sum()
 
+    @torch.no_grad()
+    def check(self, times: Sequence[float]) -> None:
+        """Raise where free numbers stand for no matrix, such as a reflection vector of zeros.
+
+        Done at the start for the ends and the middles of all pieces between breakpoints, and never
+        in a solve, where a GPU would have to wait for it. A vector may pass through zero between
+        the times of a solve: a reflection is the same along −u. Only a weight at that very time
+        lacks the reflection.
+        """
+        for name, free in self.inner.table(_alone(times)).items():
+            if free.is_meta:
+                continue
+            wide = torch.promote_types(free.dtype, torch.float32)
+            rows = as_matrix(free, self.shapes[name], lead=1)
+            for t, g in zip(times, rows, strict=True):
+                try:
+                    self.forms[name].check(g.to(wide))
+                except ValueError as why:
+                    raise ValueError(f"{name!r} at t = {t}: {why}") from None
+
     def _velocity(self, t: Tensor) -> Named:
         """dW/dt of every weight at time t."""
         velocity: Named = torch.func.jvp(self, (t,), (torch.ones_like(t),))[1]
@@ -146,16 +166,10 @@ class Orthogonal(Trajectory):
             for name, g in free.items()
         }
 
-    def _check(self) -> None:
-        """Raise for a start that stands for no matrix."""
-        with torch.no_grad():
-            free = self.inner(self.interval[0])
-        for name, g in free.items():
-            if not g.is_meta:
-                try:
-                    self.forms[name].check(as_matrix(g, self.shapes[name]))
-                except ValueError as why:
-                    raise ValueError(f"{name!r} at t = {self.interval[0]}: {why}") from None
+    def _landmarks(self) -> list[float]:
+        """The ends and the middles of all pieces: every bucket and every knot among them."""
+        edges = [self.interval[0], *self.breakpoints, self.interval[1]]
+        return sorted([*edges, *((a + b) / 2 for a, b in pairwise(edges))])
 
     def extra_repr(self) -> str:
         """The form of each weight."""

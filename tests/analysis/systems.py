@@ -36,6 +36,12 @@ def network(size=4, seed=0, basis=None, **options):
     return nanode.TimeVarying(module, basis, start=nanode.Noisy(0.7), **options)
 
 
+def gaussian(size, seed=0):
+    """A block whose Jacobian is a Gaussian matrix: its spectrum has no gaps to go by."""
+    torch.manual_seed(seed)
+    return nanode.ODEBlock(nanode.Autonomous(Matrix(size)), steps=2)
+
+
 def sample(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **torch64)
 

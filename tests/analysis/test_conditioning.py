@@ -47,3 +47,9 @@ def test_numbers_and_figures():
     found = basis_condition(nanode.Legendre(3))
     assert found.numbers()["condition"] == found.condition
     assert found.plot().get_lines()[0].get_ydata()[0] == 1
+
+
+@pytest.mark.parametrize("given", ["chebyshev", nanode.Chebyshev])
+def test_what_is_no_basis_is_refused(given):
+    with pytest.raises(ValueError, match=r"such as nanode.Chebyshev\(degree=4\), got .*hebyshev"):
+        basis_condition(given)

@@ -27,7 +27,7 @@ def known(matrix):
     return Operator(matrix.shape[1], matrix, apply, transpose), counts
 
 
-@pytest.mark.parametrize("shape", [(300, 300), (40, 500), (500, 40)])
+@pytest.mark.parametrize("shape", [(500, 500), (200, 800), (800, 200)])
 def test_largest_singular_values_of_gaussian_matrices(shape):
     """The hardest case, a spectrum without gaps."""
     matrix = sample(*shape)
@@ -36,8 +36,8 @@ def test_largest_singular_values_of_gaussian_matrices(shape):
     exact = torch.linalg.svdvals(matrix)[:4]
     assert largest(found / exact - 1) < 0.02
     assert float((found / exact).max()) < 1 + 1e-12
-    assert counts["apply"] <= 9 * 8
-    assert counts["transpose"] <= 9 * 8
+    assert counts["apply"] <= 9 * 5
+    assert counts["transpose"] <= 9 * 5
 
 
 def test_deeper_is_closer():
@@ -63,11 +63,10 @@ def test_degenerate_maps(dtype):
 def test_the_largest_eigenvalue_is_not_the_largest_in_size():
     symmetric = torch.diag(torch.tensor([-9.0, -1.0, 0.5, 2.0], **torch64))
     assert largest_eigenvalue(known(symmetric)[0]) == pytest.approx(2.0)
-    gaussian = sample(300, 300)
-    found = largest_eigenvalue(symmetric_part(known(gaussian)[0]), depth=18)
-    assert found == pytest.approx(
-        float(torch.linalg.eigvalsh((gaussian + gaussian.T) / 2)[-1]), rel=0.02
-    )
+    gaussian = sample(500, 500)
+    found = largest_eigenvalue(symmetric_part(known(gaussian)[0]))
+    exact = float(torch.linalg.eigvalsh((gaussian + gaussian.T) / 2)[-1])
+    assert (1 - 0.02) * exact < found < (1 + 1e-12) * exact
 
 
 def test_products_are_those_of_the_jacobian_and_transposed_to_each_other():

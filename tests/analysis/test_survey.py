@@ -19,7 +19,7 @@ from nanode.analysis import (
     trajectory_spectrum,
     weight_norms,
 )
-from tests.analysis.systems import largest, network, sample
+from tests.analysis.systems import gaussian, largest, network, sample
 
 
 class Model(nn.Module):
@@ -127,6 +127,45 @@ def test_large_states_are_estimated():
     for name in ("transition", "sensitivity"):
         theirs = getattr(exact.samples[0], name).values[:, :2]
         assert largest(getattr(found.samples[0], name).values / theirs - 1) < 0.02
+
+
+def test_estimates_are_within_two_per_cent_by_the_settings_of_a_page():
+    """On the hardest case, a Gaussian matrix."""
+    block, x = gaussian(500).requires_grad_(False), sample(1, 500)
+    (found,) = analyse(block, x, effort=Effort(points=1)).flows[""].samples
+    exact = state_transition(block, x, at=[1.0], of=Steps()).singular_values.values[-1, :3]
+    assert largest(found.transition.values[-1] / exact - 1) < 0.02
+    exact = jacobian_spectrum(block, x, points=1, of=Steps())
+    assert largest(found.jacobian.singular_values / exact.singular_values[:, :3] - 1) < 0.02
+    assert largest(found.jacobian.logarithmic_norm / exact.logarithmic_norm - 1) < 0.02
+
+
+def test_one_point_alone_is_the_end_of_the_solve():
+    (found,) = analyse(Model().first, sample(1, 4), effort=Effort(points=1)).flows[""].samples
+    assert found.transition.times.tolist() == [1.0]
+    assert found.sensitivity.times.tolist() == [1.0]
+    (found,) = analyse(Model().first, sample(1, 4), effort=Effort(points=2)).flows[""].samples
+    assert found.transition.times.tolist() == pytest.approx([1 / 3, 1])
+
+
+def test_rounding_does_not_fill_a_panel():
+    """W(t) orthogonal: norms and condition numbers are 1 but for rounding."""
+    torch.manual_seed(0)
+    field = nanode.TimeVarying(
+        nn.Linear(4, 4),
+        nanode.Chebyshev(degree=2),
+        start=nanode.Noisy(0.5),
+        orthogonal=nanode.Householder(),
+    )
+    figure = analyse(nanode.ODEBlock(field, steps=3), torch.randn(1, 4)).figure()
+    (ax,) = (ax for ax in figure.subfigs[0].axes if ax.get_title().startswith("size and condition"))
+    assert ax.get_ylim() == pytest.approx((0.5**0.5, 2**0.5), rel=1e-4)
+    figure.canvas.draw()
+    ticks = [*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)]
+    low, high = ax.get_ylim()
+    labels = [tick.get_text() for tick in ticks if low <= tick.get_position()[1] <= high]
+    labels = [label for label in labels if label]
+    assert len(labels) == len(set(labels)) >= 3
 
 
 def test_the_page_and_its_numbers():

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import nanode
-from nanode.analysis import weight_norms
+from nanode.analysis import trajectory_spectrum, weight_norms
 from tests.analysis.systems import network, torch64
 
 
@@ -60,6 +60,14 @@ def test_fields_without_moving_weights_are_refused():
         weight_norms(nanode.Autonomous(nn.Linear(2, 2)))
 
 
+@pytest.mark.parametrize("look", [weight_norms, trajectory_spectrum])
+@pytest.mark.parametrize("given", [nn.Linear(2, 2), nanode.Chebyshev(2), None])
+def test_what_is_no_field_is_refused(look, given):
+    kind = type(given).__name__
+    with pytest.raises(ValueError, match=rf"ODEBlock or a field, got {kind}; .*TimeVarying\("):
+        look(given)
+
+
 def test_figure():
     found = weight_norms(network(), points=5)
     labels = [line.get_label() for line in found.plot().get_lines()]
@@ -68,3 +76,13 @@ def test_figure():
         nn.Linear(2, 2), nanode.Legendre(degree=1), overrides={"weight": None}
     )
     assert weight_norms(only_bias, points=3).plot().get_lines()
+
+
+def test_a_figure_of_what_varies_keeps_its_own_limits():
+    found = weight_norms(network(), points=5)
+    ax = found.plot()
+    values = torch.stack([*(found.norms[name] for name in found.conditions)])
+    low, high = ax.get_ylim()
+    assert low < float(values.min())
+    assert high > max(float(c.max()) for c in found.conditions.values())
+    assert high / low > 2

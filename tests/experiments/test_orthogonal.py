@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
-from nanode.experiments.orthogonal import collapsed, stumbled
+from nanode.experiments.orthogonal import about, collapsed, stumbled
 from nanode.models import create
-from nanode.training import Epoch
+from nanode.training import Epoch, recipe
 
 FIGURE = EXPERIMENTS["figure-orthogonal"]
 
@@ -25,6 +25,30 @@ def test_the_plan():
     assert names == {
         f"chebyshev-5{a}{b}" for a in ("", "-independent") for b in ("", "-orthogonal")
     }
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ("short", "On CIFAR-10. Chebyshev weights of degree 4 at K = 10 by the recipe of Table 1"),
+        ("full", "On CIFAR-10. Chebyshev weights of degree 4 at K = 10 by the recipe of Table 1"),
+        ("tiny", "On digits. Chebyshev weights of degree 4 at K = 3 by the tiny recipe of Table 1"),
+    ],
+)
+def test_the_report_says_what_was_run(budget, said):
+    options = Options(budget=budget)
+    text, configs = about(options), [run.config for run in FIGURE.plan(options)]
+    assert text.startswith(said)
+    (steps,) = {config.options["steps"] for config in configs}
+    (epochs,) = {config.epochs for config in configs}
+    assert f"at K = {steps} by" in text
+    if "half of its epochs" in text:
+        assert 2 * epochs == recipe("table1").epochs
+    else:
+        assert "for one epoch" in text
+        assert epochs == 1
+    # Nothing was learnt in so few steps, which is no collapse.
+    assert ("never learn" in text) == (budget == "tiny")
 
 
 def test_the_orthogonal_rows_have_as_many_weights():
@@ -76,6 +100,7 @@ def test_from_start_to_report(tmp_path):
     )
     assert "| 0.1 | constant, batch norm only | – | – | – |" in text
     assert "each coefficient drawn by itself" in text
+    assert about(options) in text
 
 
 def test_failed_runs_are_reported(tmp_path, write):

@@ -19,6 +19,50 @@ def test_refuses_a_start_with_a_zero_vector():
         path(nanode.Householder(), given={"w": torch.randn(3, 3)}, start=start_of_zeros)
 
 
+def rows_times(*factors):
+    """Coefficients that are multiples of the weight."""
+    return lambda parameters, basis: {
+        name: torch.stack([factor * w for factor in factors]) for name, w in parameters.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("basis", "start", "when"),
+    [
+        (nanode.Bucketed(2), rows_times(1, 0), "0.5"),
+        (nanode.Bucketed(100), rows_times(*[1] * 99, 0), "0.99"),
+        (nanode.PiecewiseLinear(3), rows_times(1, 0, 1), "0.5"),
+        (nanode.Monomial(1), rows_times(1, -2), "0.5"),  # u(t) = (1 − 2t) u
+        (nanode.Monomial(1), rows_times(1, -1), "1.0"),
+        (nanode.Bucketed(2), rows_times(1, 1e-200), "0.5"),  # its square is zero
+    ],
+)
+def test_refuses_vectors_that_vanish_later(basis, start, when):
+    given = {"v": torch.randn(4, 4), "w": torch.randn(3, 3)}
+    forms = {"v": nanode.Cayley(), "w": nanode.Householder()}
+    with pytest.raises(ValueError, match=rf"'w' at t = {when}: .*vector 0 is zero.*cancel"):
+        path(forms, basis, given, start)
+
+
+def test_other_forms_may_vanish():
+    moving = path(nanode.Cayley(), nanode.Bucketed(2), {"w": torch.randn(3, 3)}, rows_times(1, 0))
+    assert moving(0.75)["w"].isfinite().all()
+
+
+def test_a_vector_that_vanishes_elsewhere_is_found_by_its_time():
+    """u(t) = (1 − 4t) u. On either side of 1/4 W is the same, and at it a reflection is lost."""
+    given = {"w": torch.eye(3)}
+    moving = path(nanode.Householder(), nanode.Monomial(1), given, rows_times(1, -4))
+    near = [moving(t)["w"].detach() for t in (0.0, 0.25 - 1e-9, 0.25 + 1e-9, 1.0)]
+    for w in near[1:]:
+        torch.testing.assert_close(w, near[0], rtol=0, atol=1e-12)
+    dets = [float(torch.linalg.det(w)) for w in (near[0], moving(0.25)["w"].detach())]
+    assert dets == pytest.approx([1, -1])
+    moving.check([k / 10 for k in range(11)])
+    with pytest.raises(ValueError, match=r"'w' at t = 0\.25: reflection vector 0 is zero"):
+        moving.check([k / 20 for k in range(21)])
+
+
 @pytest.mark.parametrize(
     ("form", "given", "message"),
     [
