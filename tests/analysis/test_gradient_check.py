@@ -36,6 +36,18 @@ def test_reversal_is_exact_up_to_rounding_and_its_drift_is_measured():
     assert "Backsolve" in report.refused
 
 
+def test_drift_is_what_undoing_amplifies():
+    """Each undone step divides by the coupling: rounding grows as its power."""
+    drift = {}
+    for coupling in (0.99, 0.9):
+        solver = nanode.Coupled(nanode.Euler(), coupling=coupling)
+        checked = nanode.ODEBlock(block(nanode.Coupled()).field.float(), 100, solver)
+        drift[coupling] = nanode.reversal_drift(checked, X.float())
+    assert 1e-8 < drift[0.99] < 1e-4
+    # 0.9⁻¹⁰⁰ is 4e4, 0.99⁻¹⁰⁰ is 3.
+    assert 100 < drift[0.9] / drift[0.99] < 1e6
+
+
 def test_every_parameter_and_x_have_a_row():
     checked = block(nanode.Leapfrog(), overrides={"0.bias": None})
     rows = nanode.check_gradients(checked, X).rows

@@ -7,7 +7,9 @@ import torch.distributed
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+import nanode
 from tests.block.common import EXACT, make
+from tests.block.test_norms import normed
 from tests.gradients.models import DOUBLE, distance
 
 
@@ -24,6 +26,12 @@ def _rank(rank, world, store, batch, weights, results):
         model = DistributedDataParallel(block)
         model(batch.chunk(world)[rank]).square().mean().backward()
         found.append([p.grad.clone() for p in block.parameters()])
+    for gradient, solver in EXACT:
+        model = DistributedDataParallel(normed(gradient, solver))
+        for _ in range(2):
+            model(batch.chunk(world)[rank]).square().mean().backward()
+        grads = [p.grad.clone() for p in model.parameters()]
+        found.append([*grads, *(b.clone() for b in model.module.buffers())])
     if rank == 0:
         torch.save(found, results)
     torch.distributed.barrier()
@@ -40,10 +48,28 @@ def test_distributed_data_parallel(tmp_path):
         nprocs=2,
     )
     found = torch.load(tmp_path / "found")
-    for (gradient, solver), got in zip(EXACT, found, strict=True):
+    _check_norms(batch, found[len(EXACT) :])
+    for (gradient, solver), got in zip(EXACT, found[: len(EXACT)], strict=True):
         reference = make(gradient, solver)
         reference.load_state_dict(block.state_dict())
         # Both halves are equally large, so the mean of their means is the mean.
         reference(batch).square().mean().backward()
         expected = {n: p.grad for n, p in reference.named_parameters()}
         assert distance(dict(zip(expected, got, strict=True)), expected) < 1e-12
+
+
+def _check_norms(batch, found):
+    """Each process normalises by its own share, and its statistics move once a pass.
+
+    DDP hands out the first process's statistics at the start of every pass.
+    """
+    for (gradient, solver), got in zip(EXACT, found, strict=True):
+        blocks = [normed(nanode.Backprop(), solver) for _ in range(2)]
+        for _ in range(2):
+            for block, share in zip(blocks, batch.chunk(2), strict=True):
+                block(share).square().mean().backward()
+        pairs = zip(*(block.parameters() for block in blocks), strict=True)
+        expected = [(a.grad + b.grad) / 2 for a, b in pairs]
+        expected += list(blocks[0].buffers())
+        for a, b in zip(got, expected, strict=True):
+            assert (a - b).abs().max() < 1e-12, gradient
