@@ -23,13 +23,10 @@ COMBINATIONS = [
 ]
 
 
-def conv_field(channels: int = 8, dropout: float = 0.0) -> nanode.TimeVarying:
+def conv_field(*more: nn.Module, dropout: float = 0.0) -> nanode.TimeVarying:
     torch.manual_seed(0)
     module = nn.Sequential(
-        nanode.BatchNorm(channels),
-        nn.ReLU(),
-        nn.Conv2d(channels, channels, 3, padding=1),
-        nn.Dropout(dropout),
+        nanode.BatchNorm(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.Dropout(dropout), *more
     )
     return nanode.TimeVarying(module, nanode.Trigonometric(order=3), start=nanode.Noisy(0.3))
 
@@ -195,7 +192,10 @@ def test_autocast_under_capture():
 
 @pytest.mark.parametrize("form", [nanode.Householder(), nanode.Cayley(), nanode.Exponential()])
 def test_orthogonal_weights(form):
-    """Captured where the form doesn't wait for the GPU; the same gradients in any case."""
+    """Captured where the form doesn't wait for the GPU; the same gradients in any case.
+
+    ``torch.matrix_exp`` looks at its argument's size, and waits for it.
+    """
     torch.manual_seed(0)
     module = nn.Sequential(nn.GroupNorm(2, 8), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1))
     field = nanode.TimeVarying(module, nanode.Chebyshev(degree=3), orthogonal=form)
@@ -205,5 +205,69 @@ def test_orthogonal_weights(form):
     x = torch.randn(3, 8, 7, 7, dtype=torch.float64, device="cuda")
     for _ in range(2):
         close(gradients(fast, x), gradients(plain, x), 1e-10)
+    refusal = next(iter(fast.gradient._solves.values())).refusal
     if isinstance(form, nanode.Householder):
-        assert next(iter(fast.gradient._solves.values())).refusal is None
+        assert refusal is None
+    if isinstance(form, nanode.Exponential):
+        assert refusal is not None
+
+
+@torch.library.custom_op("nanode_tests::looked_at", mutates_args=())
+def looked_at(x: torch.Tensor) -> torch.Tensor:
+    """The identity, after a look at a value of x, for which the CPU has to wait."""
+    assert x.sum().isfinite().item()
+    return x.clone()
+
+
+looked_at.register_fake(torch.empty_like)
+looked_at.register_autograd(lambda ctx, grad: grad)
+
+
+class LookedAt(nn.Module):
+    """It compiles, but no CUDA graph can hold it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return looked_at(x)
+
+
+@pytest.mark.parametrize(
+    ("solver", "gradient"), [COMBINATIONS[0], COMBINATIONS[1], COMBINATIONS[3]], ids=repr
+)
+def test_a_field_that_cannot_be_captured(solver, gradient):
+    """Outputs, gradients and statistics are the plain block's: trials of a capture leave nothing.
+
+    Not in the buffers, whose statistics move once a pass, and not in what torch shares: the
+    stream, cuDNN's settings and the random numbers.
+    """
+    field = conv_field(LookedAt()).double().cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient)
+    fast = nanode.ODEBlock(field, 6, solver, gradient, compile=True)
+    stream, benchmark = torch.cuda.current_stream(), torch.backends.cudnn.benchmark
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(4, 8, 9, 9, dtype=torch.float64, generator=generator).cuda()
+        close(gradients(fast, x), gradients(plain, x), 1e-11)
+        close(fast.buffers(), plain.buffers(), 1e-12)
+        assert fast.nfe == plain.nfe
+        (solve,) = fast.gradient._solves.values()
+        assert solve.refusal is not None
+        assert solve.graphs is None
+    assert torch.cuda.current_stream() == stream
+    assert torch.backends.cudnn.benchmark == benchmark
+    with torch.no_grad():
+        close([fast.eval()(x)], [plain.eval()(x)], 1e-12)
+
+
+def test_a_refused_capture_leaves_the_gpu_usable():
+    """torch's generator stays in the mode of a failed capture, unless it is brought back."""
+    torch.manual_seed(5)
+    expected = torch.randn(7, device="cuda")
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda")
+    refused = nanode.ODEBlock(conv_field(LookedAt()).double().cuda(), 3, compile=True)
+    gradients(refused, x)
+    assert next(iter(refused.gradient._solves.values())).refusal is not None
+    torch.manual_seed(5)
+    assert torch.equal(torch.randn(7, device="cuda"), expected)
+    other = nanode.ODEBlock(conv_field().double().cuda(), 3, compile=True)
+    gradients(other, x)
+    assert next(iter(other.gradient._solves.values())).refusal is None

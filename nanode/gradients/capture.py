@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Captured:
                     self.graphs = Graphs(self.method, problem, self.evaluator, x)
             except RuntimeError as why:
                 self.refusal = str(why)
-                torch.cuda.set_stream(stream)  # torch leaves its own behind
+                _recover(stream)
         if self.graphs is None or self.waiting() is not None:
             return self.method.solve(problem, x)
         token = Token()
@@ -97,10 +97,11 @@ class Graphs:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):
-                outputs = solve()
-                self.grads_out = [torch.randn_like(part) for part in outputs]
-                pull(outputs)
+            for waiting in (nullcontext(), _refused()):
+                with waiting:
+                    outputs = solve()
+                    self.grads_out = [torch.randn_like(part) for part in outputs]
+                    pull(outputs)
             del outputs
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
@@ -123,6 +124,28 @@ def _untouched(field: Field) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in kept:
                 buffer.copy_(before)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Whatever waits for the GPU raises: better here than inside a capture, which it would ruin."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _recover(stream: torch.cuda.Stream) -> None:
+    """After a capture that failed torch is left on its stream, its generator drawing for a graph.
+
+    Only the end of a capture that succeeds sets the generator free.
+    """
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros((), device=stream.device)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Small fields in float64, and what a solve gives back for them."""
+"""Small fields, and what a solve gives back for them."""
 
 import torch
 from torch import nn
 
 import nanode
+from nanode.models.layers import batch_norm, bottleneck
 
 DOUBLE = torch.float64
 RUNGE_KUTTA = [nanode.Euler, nanode.Midpoint, nanode.Heun, nanode.RK4, nanode.ThreeEighths]
@@ -73,3 +74,27 @@ def total_distance(got, reference):
     """The relative distance of all gradients taken as one vector."""
     difference = sum(float((got[n] - g).square().sum()) for n, g in reference.items())
     return (difference / sum(float(g.square().sum()) for g in reference.values())) ** 0.5
+
+
+def bottleneck_field(kind, width=16, hidden=8):
+    """The field that fused kernels serve, its norms away from ones and zeros."""
+    torch.manual_seed(0)
+    module = bottleneck(width, hidden, batch_norm)
+    for norm in list(module)[::3]:
+        nn.init.normal_(norm.weight, 1, 0.2)
+        nn.init.normal_(norm.bias, 0, 0.2)
+    if kind == "autonomous":
+        return nanode.Autonomous(module)
+    overrides = dict.fromkeys(["0", "3", "6"]) if kind == "constant norms" else None
+    basis = nanode.Bucketed(3) if kind == "buckets" else nanode.Trigonometric(order=2)
+    return nanode.TimeVarying(module, basis, start=nanode.Noisy(0.3), overrides=overrides)
+
+
+def passed(block, x):
+    """The output, the gradients of x and all parameters, and the statistics, of one pass."""
+    x = x.clone().requires_grad_()
+    y = block(x)
+    found = y.detach().clone()  # a solve that owns its memory may write over its end
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    grads = torch.autograd.grad(y, [x, *block.parameters()], cotangent)
+    return [found, *grads, *(buffer.clone() for buffer in block.buffers())]

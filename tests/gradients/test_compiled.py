@@ -1,7 +1,7 @@
 """The compiled path gives the plain one's results, up to rounding.
 
-Compiling takes seconds, so few combinations are compiled here; a GPU runs them all
-(``tests/test_gpu.py``).
+Compiling takes seconds, so few combinations are compiled here; ``test_combinations.py`` traces them
+all, and compiles them on a GPU.
 """
 
 import copy

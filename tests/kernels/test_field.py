@@ -91,7 +91,7 @@ def backward(x, g, scale, weights, shape, kept):
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("shape", [(3, 7, 7), (2, 9, 11)])
 def test_an_evaluation_and_its_vjp(device, shape):
-    """In fp32 throughout, so that only a wrong formula can be 1e-4 away from float64.
+    """In fp32 throughout, so that only a wrong formula can move an element by 1e-4 from float64.
 
     Where there is no Triton this puts the references together, which then answer for the kernels.
     """
@@ -119,4 +119,5 @@ def test_an_evaluation_and_its_vjp(device, shape):
         *zip(result, expected, strict=True),
     ]
     for i, (value, reference) in enumerate(pairs):
-        assert (value.double() - reference).norm() < 1e-4 * reference.norm(), i
+        size = reference.abs() + reference.square().mean().sqrt()
+        assert ((value.double() - reference).abs() / size).max() < 1e-4, i
