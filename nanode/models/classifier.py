@@ -148,8 +148,8 @@ def create(
 
 def _chosen(what: str, name: str, options: dict[str, Any]) -> Any:
     """The option of that name, or an error that suggests the nearest."""
-    if name not in options:
-        near = get_close_matches(name, options, n=1)
+    if not isinstance(name, str) or name not in options:
+        near = get_close_matches(str(name), options, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no {what} {name!r}{hint} Choices: {', '.join(options)}")
     return options[name]

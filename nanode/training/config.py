@@ -15,6 +15,7 @@ from nanode.training.values import (
     check_keywords,
     check_name,
     check_number,
+    check_seed,
 )
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -213,7 +214,7 @@ class TrainConfig:
         for name in ("data", "model", "preset"):
             check_name(name, getattr(self, name))
         check_keywords("options", self.options)
-        check_count("seed", self.seed, least=0)
+        check_seed("seed", self.seed)
         for name in ("epochs", "batch_size", "log_every"):
             check_count(name, getattr(self, name))
         check_count("calibration", self.calibration, least=0)

@@ -56,6 +56,13 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
+def check_seed(name: str, value: Any) -> None:
+    """Refuse what torch's generators can't be seeded with."""
+    check_count(name, value, least=0)
+    if value >= 2**63:
+        raise ValueError(f"{name} must be below 2^63, got {value!r}")
+
+
 def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither true nor false."""
     if not isinstance(value, bool):

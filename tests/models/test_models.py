@@ -127,6 +127,7 @@ def test_steps_count_evaluations(solver):
         ({"name": "b-nanode-0"}, "at least 1"),
         ({"name": "auto-3"}, "no model"),
         ({"name": "auto", "preset": "papper"}, "did you mean 'paper'"),
+        ({"name": "auto", "solver": ["euler"]}, "there is no solver"),
         ({"name": "auto", "solver": "eulr"}, "did you mean 'euler'"),
         ({"name": "auto", "gradient": "adjoint"}, "Choices"),
         ({"name": "auto", "steps": 0}, "at least 1"),

@@ -52,8 +52,8 @@ class Moving(Clips):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if digits < 1:
-            raise ValueError(f"expected at least 1 digit in a sequence, got {digits}")
+        if not isinstance(digits, int) or digits < 1:
+            raise ValueError(f"expected at least 1 digit in a sequence, got {digits!r}")
         if count < 1:
             raise ValueError(f"expected at least 1 sequence, got {count}")
         self.name = name

@@ -14,6 +14,7 @@ from nanode.training.values import (
     check_keywords,
     check_name,
     check_number,
+    check_seed,
 )
 
 _PACKAGE = "nanode.training.video"
@@ -115,7 +116,7 @@ class VideoConfig:
             check_name(name, getattr(self, name))
         for name in ("data_options", "options"):
             check_keywords(name, getattr(self, name))
-        check_count("seed", self.seed, least=0)
+        check_seed("seed", self.seed)
         for name in ("n_past", "n_future", "batch_size", "test_clips", "evaluate_every"):
             check_count(name, getattr(self, name))
         check_count("log_every", self.log_every)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanode.training.values import check_count
 from nanode.training.video.evaluation import Task, best_samples, open_task
-from nanode.training.video.pictures import compose, write_film
+from nanode.training.video.pictures import compose, write_film, writer
 
 
 def generate(
@@ -34,6 +34,7 @@ def generate(
     check_count("shown", shown, least=0)
     if shown > samples:
         raise ValueError(f"shown must be at most samples = {samples}, got {shown}")
+    writer(path)  # before minutes of sampling
     opened = open_task(run_folder, **task)
     columns = columns_of(opened, sequences, samples, shown)
     return write_film(path, compose(columns, opened.n_past, scale), fps)

@@ -62,13 +62,19 @@ def _captioned(pictures: Film, names: list[str]) -> Film:
 
 def write_film(path: str | Path, film: Film, fps: int = 8) -> Path:
     """Write a film as GIF or MP4, as the ending of ``path`` says."""
-    path = Path(path)
-    writers: dict[str, Callable[[Path, Film, int], None]] = {".gif": _gif, ".mp4": _mp4}
-    if path.suffix.lower() not in writers:
-        raise ValueError(f"a film is written as .gif or .mp4, got {path.name!r}")
+    path, write = Path(path), writer(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda half: writers[path.suffix.lower()](half, film, fps))
+    write_atomically(path, lambda half: write(half, film, fps))
     return path
+
+
+def writer(path: str | Path) -> Callable[[Path, Film, int], None]:
+    """What writes a film of that ending."""
+    writers = {".gif": _gif, ".mp4": _mp4}
+    ending = Path(path).suffix.lower()
+    if ending not in writers:
+        raise ValueError(f"a film is written as .gif or .mp4, got {Path(path).name!r}")
+    return writers[ending]
 
 
 def _gif(path: Path, film: Film, fps: int) -> None:

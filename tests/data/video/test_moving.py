@@ -210,7 +210,11 @@ def test_no_sequences_are_no_frames():
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"digits": 0}, "at least 1 digit"), ({"count": 0}, "at least 1 sequence")],
+    [
+        ({"digits": 0}, "at least 1 digit"),
+        ({"digits": "two"}, "at least 1 digit.*'two'"),
+        ({"count": 0}, "at least 1 sequence"),
+    ],
 )
 def test_bad_options(option, message):
     options = {"count": 1, **option}

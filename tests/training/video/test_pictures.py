@@ -74,6 +74,8 @@ def test_a_gif_has_every_frame(tmp_path):
 def test_other_endings(tmp_path):
     with pytest.raises(ValueError, match=r".gif or .mp4, got 'film.avi'"):
         write_film(tmp_path / "film.avi", film()[1])
+    with pytest.raises(ValueError, match=r".gif or .mp4, got 'film.avi'"):
+        generate(tmp_path / "no run at all", tmp_path / "film.avi")
     assert list(tmp_path.iterdir()) == []
 
 
