@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import nanode
+from nanode.training.environment import commit
 
 
 def milliseconds(
@@ -113,6 +114,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "torch": torch.__version__,
+        "commit": commit()[0],
     }
     if options.precision:
         found = precision(options.size, options.seeds, options.device, dtype)

@@ -77,6 +77,9 @@ def record(
     about: dict[str, Any],
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
+    # Here, since processes that measure JAX import this file and have no use for torch.
+    from nanode.training.environment import commit
+
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": {
@@ -87,6 +90,7 @@ def record(
             "gpu": about["gpu"],
         },
         "versions": versions(),
+        "commit": commit()[0],
         "problem": problem.describe(case),
         "repeats": repeats,
         "seed": seed,

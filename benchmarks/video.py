@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nanode.models.video import NAMES
-from nanode.training.environment import hardware, versions
+from nanode.training.environment import commit, hardware, versions
 from nanode.training.video import VideoConfig
 from nanode.training.video.costs import measure_video_costs
 from nanode.training.video.setup import VideoSetup, prepare
@@ -157,7 +157,8 @@ def main(argv: list[str] | None = None) -> None:
             torch.cuda.empty_cache()
     if options.json is not None:
         machine = hardware(torch.device(options.device))
-        document = {"hardware": machine, "versions": versions(), "rows": done}
+        about = {"hardware": machine, "versions": versions(), "commit": commit()[0]}
+        document = about | {"rows": done}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 

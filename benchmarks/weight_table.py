@@ -14,6 +14,7 @@ from torch import nn
 
 import nanode
 from nanode.solvers import Euler, Uniform
+from nanode.training.environment import commit
 
 
 def seconds(work, repeats: int, device: str) -> float:
@@ -60,6 +61,7 @@ def main() -> None:
         torch.autograd.grad(weights, alphas, cut)
 
     record = {"times": options.times, "device": options.device, "torch": torch.__version__}
+    record["commit"] = commit()[0]
     with torch.no_grad():
         for name, work in (("table", at_once), ("one_by_one", one_by_one)):
             record[f"{name}_forward_ms"] = 1e3 * seconds(work, options.repeats, options.device)
