@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nanode.fields import Field, as_field, prepare_norms
+from nanode.fields.field import refuse_running_statistics
 from nanode.fields.norms import norms_in
 from nanode.gradients import Backprop, Gradient, Plan, Problem
 from nanode.gradients.adaptively import solve_adaptively
@@ -97,6 +98,7 @@ def make_plan(
     if not isinstance(stepper, Stepper):
         raise ValueError(f"solver must be a stepper such as nanode.Euler(), got {stepper!r}")
     check_scale(scale)
+    refuse_running_statistics(field)  # again: modules can change after a field was made of them
     grid = as_schedule(steps).grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
     wanted = (grid.steps,) if at is None else _positions(at, grid)
     crossed = [t for t in field.jumps if not grid.holds(t)]

@@ -186,6 +186,12 @@ def check_norms(module: nn.Module) -> None:
                 f"{name} is a field inside a field and has a BatchNorm, whose statistics would be "
                 "those of one evaluation of either solve; use GroupNorm or LayerNorm in it"
             )
+    refuse_running_statistics(module)
+
+
+def refuse_running_statistics(module: nn.Module) -> None:
+    """Refuse norms that keep one set of statistics for all evaluations."""
+    for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise ValueError(_mixing(name or "the module", part))
 

@@ -108,6 +108,12 @@ class TimeVarying(Field):
             start = Untied(partial(_fresh, module))
         motions = _motions(_names(module), basis if basis is not None else weights, overrides or {})
         moving = {name: parameters[name] for name, motion in motions.items() if motion is not None}
+        for name, parameter in moving.items():
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                raise ValueError(
+                    f"{name} holds {parameter.dtype} numbers, which can't move; leave it constant "
+                    f"by overrides={{{name!r}: None}}"
+                )
         forms = _forms(_names(module), moving, orthogonal)
         if forms and isinstance(start, GivensWalk):
             raise ValueError(
@@ -159,6 +165,12 @@ def _motions(
     motions: dict[str, Motion] = dict.fromkeys(names.values(), default)
     for pattern, motion in overrides.items():
         hits = _hits("override", pattern, names)
+        kind: Any = motion  # a class may be a factory
+        if isinstance(kind, type) and issubclass(kind, Basis):
+            raise ValueError(
+                f"the override {pattern!r} is the class {kind.__name__}; write "
+                f"nanode.{kind.__name__}(...), an instance"
+            )
         if not (motion is None or callable(motion)):
             raise ValueError(
                 f"the override {pattern!r} must be a basis, a trajectory factory or None, "

@@ -109,6 +109,28 @@ def test_refuses_an_interval_that_does_not_rise(interval):
         nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2, interval=interval))
 
 
+def test_refuses_whole_numbers():
+    module = nn.Linear(2, 2)
+    module.count = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+    refused(r"count holds torch\.int64 .*overrides=\{'count': None\}", module, nanode.Constant())
+    nanode.TimeVarying(module, nanode.Constant(), overrides={"count": None})
+
+
+def test_refuses_a_class_for_a_basis():
+    with pytest.raises(ValueError, match=r"the class Constant; write nanode\.Constant\(\.\.\.\)"):
+        nanode.TimeVarying(
+            nn.Linear(2, 2), nanode.Legendre(degree=1), overrides={"bias": nanode.Constant}
+        )
+
+
+def test_refuses_running_statistics_that_came_later():
+    module = nn.Sequential(nn.Linear(2, 2))
+    field = nanode.TimeVarying(module, nanode.Constant())
+    module.append(nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="BatchNorm1d with running statistics"):
+        nanode.ODEBlock(field, 2)
+
+
 def test_refuses_a_field():
     field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
     refused("a TimeVarying, which is a field already", field, nanode.Constant())
