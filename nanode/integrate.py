@@ -129,7 +129,8 @@ def solve(
     parts, structure = tree_flatten(x)
     state = checked_state(parts, plan.field)
     times = [float(stage.time) for stage in plan.stages]
-    if any(norm.training and not norm.fits(times) for norm in norms_in(plan.field)):
+    moved = any(norm.training and not norm.fits(times) for norm in norms_in(plan.field))
+    if moved and "solved" in plan.stages.memo:
         warnings.warn(
             "another solve has used this field on another grid, so that the statistics of its "
             "norms are interpolated to and fro; give each block a field of its own, or "
@@ -137,6 +138,7 @@ def solve(
             stacklevel=3,
         )
     prepare_norms(plan.field, times)
+    plan.stages.memo["solved"] = True
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]
@@ -154,6 +156,7 @@ def as_gradient(gradient: Gradient | None) -> Gradient:
 
 def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> tuple[float, ...]:
     """The times at which states are wanted, as numbers."""
+    at = at if isinstance(at, Tensor) else list(at)
     if not isinstance(at, Tensor) and any(getattr(t, "requires_grad", False) for t in at):
         raise ValueError(
             "some of the times require grad, which a list of numbers would lose; pass one tensor "
@@ -186,8 +189,7 @@ def resolve_interval(
         raise ValueError(f"interval must be two different finite times, got {interval!r}")
     if field.interval is not None:
         low, high = field.interval
-        slack = rounding(at or (a, b))
-        a, b = (_at_an_end(t, (low, high), slack) for t in (a, b))
+        a, b = (_at_an_end(t, (low, high)) for t in (a, b))
         if not (low <= min(a, b) and max(a, b) <= high):
             raise ValueError(
                 f"the solve runs from {a} to {b}, outside the interval {field.interval} that the "
@@ -196,9 +198,9 @@ def resolve_interval(
     return a, b
 
 
-def _at_an_end(t: float, ends: tuple[float, float], slack: float) -> float:
+def _at_an_end(t: float, ends: tuple[float, float]) -> float:
     """The end of an interval that t is rounded from, or t."""
-    return next((end for end in ends if abs(t - end) <= slack), t)
+    return next((end for end in ends if abs(t - end) <= rounding([t])), t)
 
 
 def _positions(at: Sequence[float], grid: Grid) -> tuple[int, ...]:

@@ -51,8 +51,8 @@ class Stage:
         return cls(-1, -1, t, Fraction(t), side, record=False, slack=rounding([t]))
 
 
-#: Numbers of so few binary digits are taken as exact; times that are meant to lie on an edge arrive
-#: within so many units in the last place.
+#: Whole numbers, and others of so few binary digits, are taken as exact; times that are meant to
+#: lie on an edge arrive within so many units in the last place.
 EXACT_DIGITS = 16
 ULPS = 4
 
@@ -77,8 +77,10 @@ def rounding(times: Iterable[float]) -> float:
 
 
 def _exact(t: float) -> bool:
-    numerator = abs(Fraction(t).numerator)
-    return (numerator // (numerator & -numerator or 1)).bit_length() <= EXACT_DIGITS
+    fraction = Fraction(t)
+    numerator = abs(fraction.numerator)
+    odd = numerator // (numerator & -numerator or 1)
+    return fraction.denominator == 1 or odd.bit_length() <= EXACT_DIGITS
 
 
 @dataclass(eq=False)

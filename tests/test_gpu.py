@@ -1,6 +1,9 @@
 """What only a GPU can show. Run by ``make test-gpu``."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -271,3 +274,22 @@ def test_a_refused_capture_leaves_the_gpu_usable():
     other = nanode.ODEBlock(conv_field().double().cuda(), 3, compile=True)
     gradients(other, x)
     assert next(iter(other.gradient._solves.values())).refusal is None
+
+
+FAILED_INSIDE = """
+from contextlib import nullcontext
+import torch
+from nanode.gradients import capture
+from tests import test_gpu
+capture._refused = nullcontext  # as if the trials had not seen it
+test_gpu.test_a_refused_capture_leaves_the_gpu_usable()
+"""
+
+
+def test_a_capture_that_fails_inside_leaves_the_gpu_usable():
+    """In a process of its own, which it may spoil."""
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", FAILED_INSIDE], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -108,13 +109,11 @@ class Callback(ConstantField):
     """Any callable f(t, x, *conditioning), as other ODE libraries take.
 
     A module's parameters are known to the solve; a plain function has none, and what it closes over
-    gets gradients only by ``Backprop`` (other gradient methods raise).
+    gets gradients only by ``Backprop`` (other gradient methods raise). So give a module itself, not
+    its ``forward``, whose parameters a block wouldn't have.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, nn.Module) and function == owner.forward:
-            function = owner  # whose parameters would be lost
         module = function if isinstance(function, nn.Module) else _Function(function)
         super().__init__(module)
 
@@ -131,6 +130,11 @@ class Callback(ConstantField):
             return self.module(t, x, *conditioning)
 
 
+#: The plain norms that a function calls, found at its first evaluation. Not an attribute: copies of
+#: a function are the function, and copies of its norms would be others.
+_NORMS: WeakKeyDictionary["_Function", list[Any]] = WeakKeyDictionary()
+
+
 class _Function(nn.Module):
     """A plain function in a module's clothes."""
 
@@ -141,7 +145,9 @@ class _Function(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.function(*inputs)
-        norms = [part for part in _reached(self.function) if _counts(part)]
+        if self not in _NORMS:
+            _NORMS[self] = [part for part in _reached(self.function) if _tracks(part)]
+        norms = [norm for norm in _NORMS[self] if norm.training]
         before = [norm.num_batches_tracked._version for norm in norms]
         value = self.function(*inputs)
         for norm, version in zip(norms, before, strict=True):
@@ -163,10 +169,12 @@ def _reached(function: Callable[..., Any]) -> Iterator[Any]:
             yield from value.modules()
 
 
-def _counts(part: nn.Module) -> bool:
-    """Whether a module is a plain norm that changes its statistics when it is called."""
-    plain = isinstance(part, nn.modules.batchnorm._BatchNorm)
-    return plain and part.training and bool(part.track_running_stats)
+def _tracks(part: nn.Module) -> bool:
+    """Whether a module is a plain norm that counts its calls."""
+    if not isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return False
+    count = part.num_batches_tracked
+    return count is not None and not count.is_inference()
 
 
 def as_field(field: Any) -> Field:

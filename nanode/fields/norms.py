@@ -60,7 +60,7 @@ class BatchNorm(StageAware):
         Between the times of the earlier grid statistics are interpolated linearly.
         """
         times = tuple(times)
-        if times == self.times:
+        if self.fits(times):
             return
         mean, var = self.running_mean, self.running_var
         if len(self.times) == len(mean) > 0:
@@ -71,8 +71,13 @@ class BatchNorm(StageAware):
         self.running_mean, self.running_var, self.times = mean, var, times
 
     def fits(self, times: Sequence[float]) -> bool:
-        """Whether the statistics belong to evaluations at these times."""
-        return tuple(times) == self.times
+        """Whether the statistics belong to evaluations at these times, or such as round to them."""
+        if tuple(times) == self.times:
+            return True
+        near = 1e-6 * max(map(abs, times), default=0.0)
+        return len(times) == len(self.times) and all(
+            abs(a - b) <= near for a, b in zip(times, self.times, strict=True)
+        )
 
     def reset_parameters(self) -> None:
         """Affine back to ones and zeros."""

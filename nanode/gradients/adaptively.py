@@ -21,8 +21,8 @@ from nanode.gradients.problem import (
     own_parameters,
 )
 from nanode.gradients.randomness import equal_states, random_state
-from nanode.gradients.recompute import refuse_hidden
-from nanode.gradients.snapshot import Snapshot
+from nanode.gradients.recompute import refuse_changed, refuse_hidden
+from nanode.gradients.snapshot import Snapshot, buffers
 from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
@@ -109,7 +109,7 @@ def _backsolved(
     """By torchdiffeq's adjoint, with the guards that a repeated evaluation needs."""
     kind = state[0].device.type
     autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-    before = random_state(state[0].device)
+    before, fixed = random_state(state[0].device), buffers(call.field)
 
     def f(t: Tensor, side: Side, at: State) -> State:
         if not torch.is_grad_enabled():  # torchdiffeq's forward pass
@@ -128,6 +128,7 @@ def _backsolved(
         return columns
     if not equal_states(before, random_state(state[0].device)):
         raise ValueError(DREW)
+    refuse_changed(fixed, buffers(call.field), gradient)
     return list(_Guarded.apply(Snapshot(call.field), *columns))
 
 

@@ -12,6 +12,7 @@ from nanode.fields.field import Field
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
 from nanode.gradients.problem import Conditioning, Evaluations, Plan, Problem, own_parameters
+from nanode.gradients.snapshot import buffers, restored
 from nanode.solvers.stepper import State
 
 
@@ -72,6 +73,8 @@ class Graphs:
         plan, structure = problem.plan, problem.structure
         self.evaluations = Evaluations()
         self.inputs = [*self.x, *self.conditioning, *self.parameters]
+        #: What both graphs read where it is, and so must not change in between.
+        self.read = [*own_parameters(field).values(), *(b for b, _ in buffers(field).values())]
         self.live = [tensor for tensor in self.inputs if tensor.requires_grad]
 
         def solve() -> list[Tensor]:
@@ -87,6 +90,10 @@ class Graphs:
 
         with _thorough():
             self._capture(solve, pull)
+
+    def versions(self) -> list[int]:
+        """How often what the graphs read has been changed."""
+        return [tensor._version for tensor in self.read]
 
     def _capture(
         self,
@@ -116,14 +123,11 @@ class Graphs:
 @contextmanager
 def _untouched(field: Field) -> Iterator[None]:
     """Buffers as they were before: trials move statistics, and only passes may."""
-    kept = [(buffer, buffer.clone()) for buffer in field.buffers()]
-    try:
-        yield
-    finally:
-        torch.cuda.synchronize()  # a capture that failed leaves work behind
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
+    with restored(field):
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()  # a capture that failed leaves work behind
 
 
 @contextmanager
@@ -165,6 +169,7 @@ class _Replayed(torch.autograd.Function):
         ctx: Any, graphs: Graphs, token: Token, evaluations: Evaluations, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.graphs, ctx.token, ctx.evaluations = graphs, token, evaluations
+        ctx.versions = graphs.versions()
         own = [*graphs.x, *graphs.conditioning]
         for static, given in zip(own, inputs, strict=False):
             static.data.copy_(given)
@@ -179,6 +184,11 @@ class _Replayed(torch.autograd.Function):
             raise RuntimeError(
                 "a second backward pass through a captured solve, whose memory may have been "
                 "reused since the first; use compile=False with retain_graph=True"
+            )
+        if ctx.versions != graphs.versions():
+            raise RuntimeError(
+                "a weight or buffer of the field was modified by an inplace operation after the "
+                "forward pass of a captured solve, which reads them again; call backward() first"
             )
         for static, given in zip(graphs.grads_out, grads, strict=True):
             static.copy_(given)

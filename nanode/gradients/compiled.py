@@ -15,6 +15,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from typing import Any
 
@@ -28,8 +29,9 @@ from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
-from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked
+from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked, has_versions
 from nanode.gradients.randomness import as_drawn, random_state
+from nanode.gradients.snapshot import restored
 from nanode.kernels.language import serves as kernels_serve
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
@@ -56,8 +58,9 @@ class Compiled(Gradient):
 
     def __init__(self, method: Gradient, capture: bool = True, fused: bool | None = None) -> None:
         self.method, self.capture, self.fused = method, capture, fused
-        #: None for what can't be compiled.
+        #: None for what can't be compiled; proven once a whole solve went through.
         self._functions: dict[TreeSpec, Callable[..., Any] | None] = {}
+        self._proven: set[TreeSpec] = set()
         self._solves: dict[Any, Captured] = {}
         self._draws: dict[Any, bool] = {}
         self._places: dict[Any, Tensor] = {}
@@ -90,10 +93,16 @@ class Compiled(Gradient):
         function = self._functions[problem.structure]
         if function is None:
             return self.method.solve(problem, x)
+        proven = problem.structure in self._proven
+        trial: AbstractContextManager[list[Any]]
         try:
-            return self._by_function(function, problem, x, capture=not draws)
-        except torch._dynamo.exc.TorchDynamoException as why:
-            # Nothing was evaluated yet: it is the first evaluation that can't be traced.
+            trial = nullcontext([]) if proven else restored(problem.plan.field)
+            with trial as put_back:
+                states = self._by_function(function, problem, x, capture=not draws)
+                put_back.clear()
+        except Exception as why:
+            if not isinstance(why, _untraceable()):
+                raise
             self._functions[problem.structure] = problem.evaluator = None
             problem.evaluations.forward = 0
             reason = str(why).strip().splitlines()[0]
@@ -102,6 +111,8 @@ class Compiled(Gradient):
                 stacklevel=5,
             )
             return self.method.solve(problem, x)
+        self._proven.add(problem.structure)
+        return states
 
     def _by_function(
         self, function: Callable[..., Any], problem: Problem, x: State, capture: bool
@@ -141,7 +152,8 @@ class Compiled(Gradient):
             kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
             self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
             self._solves[key] = Captured(method, evaluator or (lambda: None), problem.plan)
-        return self._solves[key](problem, x)
+        self._solves[key] = captured = self._solves.pop(key)  # the last used is the last to go
+        return captured(problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
         """Whether the field draws random numbers, by trying it once in each mode."""
@@ -202,9 +214,9 @@ class Evaluator:
         """f at a stage."""
         number = self._tensor(stage.index, torch.int64)
         time = self._tensor(stage.time, self.dtype)
-        versions = [part._version for part in x]
+        versions = [part._version for part in x] if has_versions(x) else None
         slopes: State = self.function(weights, number, time, x, conditioning, stage.record)
-        if [part._version for part in x] != versions:
+        if versions is not None and [part._version for part in x] != versions:
             raise ValueError(CHANGED)
         return slopes
 
@@ -213,6 +225,14 @@ class Evaluator:
         if key not in self.places:
             self.places[key] = torch.tensor(value, dtype=dtype, device=self.device)
         return self.places[key]
+
+
+def _untraceable() -> tuple[type[Exception], ...]:
+    """What torch raises for a field that it can't hold in one graph, or for too many shapes of it.
+
+    Not a constant: torch's compiler takes a while to import.
+    """
+    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
 
 
 def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:

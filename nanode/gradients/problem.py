@@ -133,7 +133,7 @@ def evaluate_checked(
     ``watched`` says that the caller sees to the latter.
     """
     versions: list[int] | None = None
-    if not watched and _has_versions(x):
+    if not watched and has_versions(x):
         versions = [part._version for part in x]
     elif not watched and any(getattr(part, "inplace", False) for part in field.modules()):
         x = tuple(part.clone() for part in x)  # which may be changed
@@ -160,7 +160,7 @@ def evaluate_checked(
     return tuple(slopes)
 
 
-def _has_versions(x: State) -> bool:
+def has_versions(x: State) -> bool:
     """Whether torch counts changes in place: a tracer, inference mode and vmap don't."""
     return not torch.compiler.is_compiling() and not any(
         part.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(part) for part in x

@@ -61,21 +61,12 @@ class Recomputing(Gradient):
         before = buffers(plan.field)
         flat = _Solve.apply(job, *inputs)
         if any(part.requires_grad for part in flat):
-            self._refuse_changed(before, buffers(plan.field))
+            refuse_changed(before, buffers(plan.field), self)
         # The node must not keep the caller's tensors alive by a side door.
         problem.conditioning = problem.conditioning.forget()
         points = [k for k in plan.wanted if k > 0]
         states = {k: flat[n * len(x) : (n + 1) * len(x)] for n, k in enumerate(points)} | {0: x}
         return [states[k] for k in plan.wanted]
-
-    def _refuse_changed(self, before: Buffers, after: Buffers) -> None:
-        """Raise if evaluations move a buffer, since they would find another one when repeated."""
-        if (name := moved(before, after)) is not None:
-            raise ValueError(
-                f"an evaluation of the field changes its buffer {name!r}, so "
-                f"{type(self).__name__}, which evaluates again in the backward pass, would "
-                "find another value there and change it twice; use gradient=nanode.Backprop()"
-            )
 
     @abstractmethod
     def forward(self, job: "Job", x: State) -> tuple[dict[int, State], list[State]]:
@@ -197,6 +188,16 @@ class Job:
             torch.enable_grad(),
         ):
             return self.problem.evaluate(stages, i, weights, x, conditioning)
+
+
+def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:
+    """Raise if evaluations move a buffer, since they would find another one when repeated."""
+    if (name := moved(before, after)) is not None:
+        raise ValueError(
+            f"an evaluation of the field changes its buffer {name!r}, so {type(method).__name__}, "
+            "which evaluates again in the backward pass, would find another value there and change "
+            "it twice; use gradient=nanode.Backprop()"
+        )
 
 
 def refuse_hidden(slopes: State, method: Gradient) -> None:

@@ -1,6 +1,11 @@
 """What a field was like in the forward pass, so that a repeated evaluation is the same."""
 
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from nanode.fields.field import Field
 from nanode.fields.norms import BatchNorm
@@ -25,9 +30,9 @@ class Snapshot:
         changed = moved(self.buffers, buffers(self.field))
         if changed is not None:
             raise RuntimeError(
-                f"the field's buffer {changed!r} was changed after the forward pass, so its "
-                "evaluations can't be repeated; call backward() first, or use "
-                "gradient=nanode.Backprop()"
+                f"the field's buffer {changed!r} was changed after the forward pass, or was lent "
+                "to it by functional_call, so its evaluations can't be repeated; call backward() "
+                "first, or use gradient=nanode.Backprop()"
             )
 
 
@@ -39,7 +44,7 @@ def modes(field: Field) -> list[bool]:
 def buffers(field: Field) -> Buffers:
     """The buffers that evaluations read: a norm in training mode only writes its own."""
     return {
-        f"{path}.{name}": (buffer, _version(buffer) + getattr(part, "updates", 0))
+        f"{path}.{name}": (buffer, _version(buffer) + _updates(part))
         for path, part in field.named_modules()
         if not (isinstance(part, BatchNorm) and part.training)
         for name, buffer in part.named_buffers(recurse=False)
@@ -50,9 +55,44 @@ def _version(buffer: Tensor) -> int:
     return 0 if buffer.is_inference() else buffer._version
 
 
+def _updates(part: nn.Module) -> int:
+    return part.updates if isinstance(part, BatchNorm) else 0
+
+
+@contextmanager
+def restored(field: Field) -> Iterator[list[Any]]:
+    """Puts back what trial evaluations have moved: statistics, and buffers that count a change.
+
+    Gives the list of what to put back, to be cleared where it was no trial.
+    """
+    kept = [
+        (buffer, buffer.clone(), _version(buffer), isinstance(part, BatchNorm) and part.training)
+        for part in field.modules()
+        for buffer in part.buffers(recurse=False)
+    ]
+    try:
+        yield kept
+    finally:
+        with torch.no_grad():
+            for buffer, before, version, moves in kept:
+                if moves or _version(buffer) != version:  # a copy counts as a change itself
+                    buffer.copy_(before)
+
+
 def moved(before: Buffers, after: Buffers) -> str | None:
     """The name of a buffer that is another one or was changed; None if there is none."""
     for name, (buffer, version) in after.items():
-        if name not in before or before[name][0] is not buffer or before[name][1] != version:
+        if name not in before:
+            return name
+        earlier, count = before[name]
+        if earlier is buffer and count != version:
+            return name
+        # Another tensor of the same values will do: functional_call has put its own in and out.
+        if earlier is not buffer and not _same(earlier, buffer):
             return name
     return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)

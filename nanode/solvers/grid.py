@@ -21,7 +21,8 @@ class Grid:
     """The ends of all steps, in the order of the solve: strictly rising or strictly falling."""
 
     points: tuple[Fraction, ...]
-    #: How far they may lie from what was meant, where they come from rounded numbers.
+    #: How far they may lie from what was meant, where they come from rounded numbers: never more
+    #: than an eighth of a step.
     slack: float = 0.0
 
     def __post_init__(self) -> None:
@@ -32,6 +33,9 @@ class Grid:
                 "a grid needs at least two times, strictly rising or strictly falling, got "
                 f"{[float(point) for point in self.points]}"
             )
+        if self.slack:
+            narrowest = min(abs(float(b - a)) for a, b in pairwise(self.points))
+            object.__setattr__(self, "slack", min(self.slack, narrowest / 8))
 
     @property
     def steps(self) -> int:
@@ -52,8 +56,8 @@ class Grid:
 
     def holds(self, t: float, slack: float = 0.0) -> bool:
         """Whether t is one of the points, up to rounding."""
-        width = abs(self.points[-1] - self.points[0]) / self.steps
-        near = max(float(width) / 1e9, self.slack, slack)
+        width = float(abs(self.points[-1] - self.points[0]) / self.steps)
+        near = max(width / 1e9, self.slack, min(slack, width / 8))
         return abs(self.points[self.nearest(t)] - Fraction(t)) <= near
 
     def reversed(self) -> "Grid":
@@ -146,7 +150,8 @@ class Aligned(Schedule):
         """The breakpoints and equal steps between them."""
         # Times that differ by rounding only (0.3 and 3 * 0.1) are one.
         slack = max([rounding([t0, t1]), *(rounding([t]) for t in breakpoints)])
-        near = max(abs(t1 - t0) / self.steps * 1e-9, slack)
+        width = abs(t1 - t0) / self.steps
+        near = max(width * 1e-9, min(slack, width / 8))
         inside = sorted(t for t in breakpoints if min(t0, t1) + near < t < max(t0, t1) - near)
         inside = [b for a, b in pairwise([min(t0, t1), *inside]) if b - a > near]
         ends = [t0, *(inside if t0 < t1 else reversed(inside)), t1]

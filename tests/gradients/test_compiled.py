@@ -140,6 +140,46 @@ def test_a_field_that_cannot_be_traced_runs_as_it_is():
         block(X)
 
 
+class Odd(nn.Module):
+    """Breaks the graph where x requires grad, which the first state of a solve doesn't."""
+
+    def forward(self, x):
+        return x.tanh() if x.requires_grad and x.sum() > 1e6 else 0.5 * x.tanh()
+
+
+def test_statistics_moved_before_a_trace_failed_are_put_back():
+    field = conv_field(Odd())
+    block = nanode.ODEBlock(copy.deepcopy(field), 3, compile=True)
+    with pytest.warns(UserWarning, match="can't be compiled and runs as it is"):
+        block(X)
+    plain = nanode.ODEBlock(copy.deepcopy(field), 3)
+    plain(X)
+    for a, b in zip(block.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_more_shapes_than_torch_compiles_for():
+    block = nanode.ODEBlock(conv_field(), 2, gradient=nanode.Checkpointed(), compile=True)
+    plain = nanode.ODEBlock(conv_field(), 2)
+    with (
+        torch._dynamo.config.patch(recompile_limit=2),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        for batch in range(2, 6):
+            x = torch.randn(batch, 4, 5, 5, dtype=torch.float64)
+            assert torch.allclose(block(x), plain(x), atol=1e-13)
+    assert any("runs as it is" in str(warning.message) for warning in said)
+
+
+def test_in_inference_mode():
+    block = nanode.ODEBlock(conv_field(), 2, compile=True)
+    expected = block(X)
+    block.eval()
+    with torch.inference_mode():
+        assert block(X.clone()).shape == expected.shape
+
+
 def test_captures_are_found_by_their_grid_and_not_kept_beyond_it(monkeypatch):
     """Another grid may get the id of one that is gone; its graphs must not be found by it."""
     monkeypatch.setattr(compiled.Compiled, "_captures", lambda self, problem, x: True)

@@ -182,6 +182,21 @@ def test_a_buffer_changed_before_backward_is_an_error(gradient, solver):
         y.sum().backward()
 
 
+def test_buffers_lent_for_a_call_are_compared_by_value():
+    field = nanode.TimeVarying(Scaled(), nanode.Trigonometric(1))
+    field.module.updates = []  # a name of the user's own
+    block = nanode.ODEBlock(field, 4, gradient=nanode.Checkpointed())
+    x, parameters = inputs()[0], dict(block.named_parameters())
+    for factor in (1.0, 2.0):
+        lent = {name: factor * buffer.clone() for name, buffer in block.named_buffers()}
+        y = torch.func.functional_call(block, parameters | lent, (x,))
+        if factor == 1.0:
+            y.sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match="lent to it by functional_call"):
+                y.sum().backward()
+
+
 def test_statistics_moved_before_the_backward_pass_of_an_evaluation_are_an_error():
     field = nanode.TimeVarying(
         nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)).double(), nanode.Trigonometric(1)
@@ -223,18 +238,22 @@ def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
     nanode.odeint(function, x, steps=4, gradient=gradient).sum().backward()
 
 
-def test_a_modules_own_forward_stands_for_the_module():
-    class Field(nn.Module):
+def test_a_block_may_call_the_module_that_it_is_part_of():
+    class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(3, 3)
+            self.flow = nanode.ODEBlock(self.slope, 3)
 
-        def forward(self, t, x):
+        def slope(self, t, x):
             return self.layer(x)
 
-    module = Field()
-    block = nanode.ODEBlock(module.forward, 3)
-    assert {id(p) for p in block.parameters()} == {id(p) for p in module.parameters()}
+        def forward(self, x):
+            return self.flow(x)
+
+    model = Model().train()
+    model(torch.randn(2, 3)).sum().backward()
+    assert model.layer.weight.grad is not None
 
 
 # ---- double backward

@@ -329,3 +329,28 @@ def test_refuses_times_in_half_precision(dtype):
         Given(times)
     with pytest.raises(ValueError, match="too coarse"):
         nanode.odeint(bucketed(10), torch.ones(1, 1), at=times)
+
+
+@pytest.mark.parametrize("start", [86400.0 * 19700, 100001.0, 1e6 + 1])
+def test_large_whole_times_are_exact(start):
+    """Seconds since 1970, say: single precision holds them, and nobody has rounded them."""
+    end = start + 2 * 86400.0
+    for steps in (48, 1000):
+        stages = Uniform(steps).grid(start, end).stages(nanode.Euler())
+        found = nanode.Bucketed(2, interval=(start, end)).on(stages).argmax(1)
+        assert torch.equal(found, torch.arange(steps) * 2 // steps)
+    slope, x = (lambda t, x: torch.ones_like(x)), torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="not on the grid"):
+        nanode.odeint(slope, x, steps=48, interval=(start, end), at=[start, start + 29440.0, end])
+    settings = {"steps": Aligned(48), "interval": (start, end)}
+    assert nanode.odeint(slope, x, at=[start + 640.0, end], **settings)[0] == 640.0
+
+
+def test_a_large_time_does_not_blur_small_ones():
+    slope, x = (lambda t, x: torch.ones_like(x)), torch.zeros(1, dtype=torch.float64)
+    found = nanode.odeint(slope, x, steps=Aligned(10), at=[70001.0, 70001.03125, 70002.0])
+    assert found.flatten().tolist() == pytest.approx([0.0, 0.03125, 1.0], abs=1e-12)
+    field = bucketed(2, (0.0, 1e4)).double()
+    times = torch.tensor([0.004, 5.1, 1e4])
+    block = nanode.ODEBlock(field, Given(times), at=times)
+    assert block.interval == (times[0].item(), 1e4)
