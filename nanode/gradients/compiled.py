@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class Compiled(Gradient):
     def _captures(self, problem: Problem, x: State) -> bool:
         if not (self.capture and x[0].is_cuda and torch.is_grad_enabled()):
             return False
-        given = (*x, *problem.conditioning.tensors, *problem.plan.field.parameters())
+        given = chain(x, problem.conditioning.tensors, problem.plan.field.parameters())
         return any(tensor.requires_grad for tensor in given)
 
     def _captured(
