@@ -276,6 +276,16 @@ def test_a_refused_capture_leaves_the_gpu_usable():
     assert next(iter(other.gradient._solves.values())).refusal is None
 
 
+def test_weights_changed_before_the_backward_pass_of_a_captured_solve():
+    block = nanode.ODEBlock(conv_field().double().cuda(), 3, compile=True)
+    y = block(torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda", requires_grad=True))
+    assert next(iter(block.gradient._solves.values())).graphs is not None
+    with torch.no_grad():
+        next(block.parameters()).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 FAILED_INSIDE = """
 from contextlib import nullcontext
 import torch
