@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.fields.field import Field
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
 from nanode.gradients.problem import Conditioning, Evaluations, Plan, Problem, own_parameters
-from nanode.gradients.snapshot import buffers, restored
+from nanode.gradients.snapshot import buffers, keep
 from nanode.solvers.stepper import State
 
 
@@ -37,13 +36,15 @@ class Captured:
         """The states at the wanted grid points."""
         problem.evaluator = self.evaluator()
         if self.graphs is None and self.refusal is None:
-            stream = torch.cuda.current_stream()
+            stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
             try:
-                with _untouched(problem.plan.field):
-                    self.graphs = Graphs(self.method, problem, self.evaluator, x)
+                self.graphs = Graphs(self.method, problem, self.evaluator, x)
             except RuntimeError as why:
                 self.refusal = str(why)
                 _recover(stream)
+            finally:
+                torch.cuda.synchronize()  # a capture that failed leaves work behind
+                put_back()  # trials move statistics, and only passes may
         if self.graphs is None or self.waiting() is not None:
             return self.method.solve(problem, x)
         token = Token()
@@ -118,16 +119,6 @@ class Graphs:
         with torch.cuda.graph(self.backward, pool=pool):
             self.grads_in = pull(outputs)
         self.outputs = [part.detach() for part in outputs]
-
-
-@contextmanager
-def _untouched(field: Field) -> Iterator[None]:
-    """Buffers as they were before: trials move statistics, and only passes may."""
-    with restored(field):
-        try:
-            yield
-        finally:
-            torch.cuda.synchronize()  # a capture that failed leaves work behind
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -32,7 +31,7 @@ from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked, has_versions
 from nanode.gradients.randomness import as_drawn, random_state
-from nanode.gradients.snapshot import restored
+from nanode.gradients.snapshot import keep
 from nanode.kernels.language import serves as kernels_serve
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
@@ -94,16 +93,14 @@ class Compiled(Gradient):
         function = self._functions[problem.structure]
         if function is None:
             return self.method.solve(problem, x)
-        proven = problem.structure in self._proven
-        trial: AbstractContextManager[list[Any]]
+        put_back = None if problem.structure in self._proven else keep(problem.plan.field)
         try:
-            trial = nullcontext([]) if proven else restored(problem.plan.field)
-            with trial as put_back:
-                states = self._by_function(function, problem, x, capture=not draws)
-                put_back.clear()
+            states = self._by_function(function, problem, x, capture=not draws)
         except Exception as why:
             if not isinstance(why, _untraceable()):
                 raise
+            if put_back is not None:
+                put_back()
             self._functions[problem.structure] = problem.evaluator = None
             problem.evaluations.forward = 0
             reason = str(why).strip().splitlines()[0]

@@ -1,8 +1,6 @@
 """What a field was like in the forward pass, so that a repeated evaluation is the same."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -59,24 +57,21 @@ def _updates(part: nn.Module) -> int:
     return part.updates if isinstance(part, BatchNorm) else 0
 
 
-@contextmanager
-def restored(field: Field) -> Iterator[list[Any]]:
-    """Puts back what trial evaluations have moved: statistics, and buffers that count a change.
-
-    Gives the list of what to put back, to be cleared where it was no trial.
-    """
+def keep(field: Field) -> Callable[[], None]:
+    """Keeps the buffers; what it returns puts back those that trial evaluations have moved."""
     kept = [
         (buffer, buffer.clone(), _version(buffer), isinstance(part, BatchNorm) and part.training)
         for part in field.modules()
         for buffer in part.buffers(recurse=False)
     ]
-    try:
-        yield kept
-    finally:
-        with torch.no_grad():
-            for buffer, before, version, moves in kept:
-                if moves or _version(buffer) != version:  # a copy counts as a change itself
-                    buffer.copy_(before)
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for buffer, before, version, moves in kept:
+            if moves or _version(buffer) != version:  # a copy counts as a change itself
+                buffer.copy_(before)
+
+    return put_back
 
 
 def moved(before: Buffers, after: Buffers) -> str | None:
