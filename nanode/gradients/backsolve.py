@@ -89,7 +89,7 @@ class Backsolve(Recomputing):
         (x,) = kept
         n, steps = len(x), plan.grid.steps
         b = [float(entry) for entry in stepper.tableau.b]
-        ledger.serve(plan.grid.reversed().stages(stepper))
+        ledger.serve(plan.stages_backwards)
         a = tuple(torch.zeros_like(part) for part in x)
         for k in range(steps):
             point = steps - k

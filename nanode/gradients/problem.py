@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -44,6 +45,11 @@ class Plan:
     #: The grid points whose states are wanted, in order; point 0 is x itself.
     wanted: tuple[int, ...]
     check_finite: bool = False
+
+    @cached_property
+    def stages_backwards(self) -> Stages:
+        """The evaluations of the same steps taken backwards, with what is kept beside them."""
+        return self.grid.reversed().stages(self.stepper)
 
 
 @dataclass
