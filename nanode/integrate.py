@@ -112,9 +112,10 @@ def make_plan(
         )
     bound = stepper.bind(grid.steps)
     stages = grid.stages(bound)
-    prepare_norms(field, [float(stage.time) for stage in stages])
+    times = tuple(float(stage.time) for stage in stages)
+    prepare_norms(field, times)
     widths = tuple(scale * width for width in grid.widths())
-    return Plan(field, bound, grid, stages, widths, wanted, check_finite)
+    return Plan(field, bound, grid, stages, times, widths, wanted, check_finite)
 
 
 def solve(
@@ -128,16 +129,16 @@ def solve(
         )
     parts, structure = tree_flatten(x)
     state = checked_state(parts, plan.field)
-    times = [float(stage.time) for stage in plan.stages]
-    moved = any(norm.training and not norm.fits(times) for norm in norms_in(plan.field))
-    if moved and "solved" in plan.stages.memo:
+    unprepared = [norm for norm in norms_in(plan.field) if not norm.fits(plan.times)]
+    if any(norm.training for norm in unprepared) and "solved" in plan.stages.memo:
         warnings.warn(
             "another solve has used this field on another grid, so that the statistics of its "
             "norms are interpolated to and fro; give each block a field of its own, or "
             "block.regrid(steps) the one block",
             stacklevel=3,
         )
-    prepare_norms(plan.field, times)
+    if unprepared:
+        prepare_norms(plan.field, plan.times)
     plan.stages.memo["solved"] = True
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     states = gradient.solve(problem, state)

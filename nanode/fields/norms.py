@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanode.fields.swap import StageAware
+from nanode.fields.walk import parts_of
 from nanode.stages import Stage
 
 
@@ -203,14 +204,14 @@ def prepare_norms(module: nn.Module, times: Sequence[float]) -> None:
 
     Norms in eval mode that have statistics keep them: they interpolate instead.
     """
-    for part in norms_in(module):
-        if part.training or not part.times:
-            part.prepare(times)
+    for norm in norms_in(module):
+        if norm.training or not norm.times:
+            norm.prepare(times)
 
 
 def norms_in(module: nn.Module) -> list[BatchNorm]:
     """Every norm with statistics per evaluation."""
-    return [part for part in module.modules() if isinstance(part, BatchNorm)]
+    return [part for part in parts_of(module) if isinstance(part, BatchNorm)]
 
 
 def _interpolated(rows: Tensor, old: Sequence[float], new: Sequence[float]) -> Tensor:

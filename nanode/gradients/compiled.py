@@ -25,6 +25,7 @@ from torch.utils._pytree import TreeSpec
 
 from nanode.fields.field import Field
 from nanode.fields.norms import norms_in
+from nanode.fields.walk import parts_of
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
@@ -82,8 +83,8 @@ class Compiled(Gradient):
             )
         if not x[0].is_cuda and sum(part.numel() for part in x) < WORTH_COMPILING:
             return self.method.solve(problem, x)
-        times = [float(stage.time) for stage in problem.plan.stages]
-        if not all(norm.fits(times) for norm in norms_in(problem.plan.field)):
+        plan = problem.plan
+        if not all(norm.fits(plan.times) for norm in norms_in(plan.field)):
             return self.method.solve(problem, x)  # statistics of another grid, interpolated
         draws = self._random(problem, x)
         if draws and not isinstance(self.method, Backprop):
@@ -170,11 +171,11 @@ class Compiled(Gradient):
         """All that a capture is specialised to."""
         field, kind = problem.plan.field, x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
-        # One walk, not three of named members: this is all that stands between two replays.
-        parts = list(field.modules())
+        # One walk, not three of named members.
+        modules = parts_of(field)
         held = [
             t
-            for part in parts
+            for part in modules
             for t in (*part._parameters.values(), *part._buffers.values())
             if t is not None
         ]
@@ -184,7 +185,7 @@ class Compiled(Gradient):
             problem.conditioning.structure,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
-            tuple(part.training for part in parts),
+            tuple(part.training for part in modules),
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
         )

@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields.field import Field
 from nanode.fields.swap import Lender
+from nanode.fields.walk import parts_of
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
@@ -41,6 +42,8 @@ class Plan:
     stepper: Stepper
     grid: Grid
     stages: Stages
+    #: Of the stages.
+    times: tuple[float, ...]
     widths: tuple[float, ...]
     #: The grid points whose states are wanted, in order; point 0 is x itself.
     wanted: tuple[int, ...]
@@ -224,7 +227,12 @@ def checked_state(parts: list[Any], field: Field) -> State:
         if not (part.is_floating_point() or part.is_complex()):
             raise ValueError(f"the state must be floating point, got {part.dtype}")
     devices = {part.device for part in parts}
-    devices |= {parameter.device for parameter in field.parameters()}
+    devices |= {
+        parameter.device
+        for part in parts_of(field)
+        for parameter in part._parameters.values()
+        if parameter is not None
+    }
     if len(devices) > 1:
         raise ValueError(
             f"the state and the field must be on one device, got {sorted(map(str, devices))}; "

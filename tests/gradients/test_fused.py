@@ -17,6 +17,7 @@ from nanode.gradients.compiled import Compiled
 from nanode.gradients.fused import solve as fused_solve
 from nanode.gradients.fused.bottleneck import is_bottleneck
 from nanode.gradients.fused.solve import Fused
+from nanode.kernels.language import INTERPRETED
 from nanode.kernels.language import serves as kernels_serve
 from nanode.models.layers import batch_norm, bottleneck, group_norm
 from tests.gradients.models import bottleneck_field, passed
@@ -141,7 +142,14 @@ REAL = [
 ]
 #: Batch, width, hidden width and image: batches that no tile divides.
 SIZES = [
-    pytest.param("cpu", (16, 32, 16, 9), id="cpu"),
+    pytest.param(
+        "cpu",
+        (16, 32, 16, 9),
+        id="cpu",
+        marks=pytest.mark.skipif(
+            INTERPRETED, reason="Triton's interpreter cuts bf16 off instead of rounding"
+        ),
+    ),
     *(
         pytest.param("cuda", size, marks=CUDA.marks, id=f"cuda {size}")
         # In the last, middles are wider than the state, so that segments are made again.

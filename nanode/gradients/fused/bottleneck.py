@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanode.fields import Autonomous, BatchNorm, Field, TimeVarying
+from nanode.fields.walk import parts_of
 from nanode.kernels import (
     Norm,
     activate,
@@ -42,7 +43,7 @@ def is_bottleneck(field: Field) -> bool:
     parts = list(module)
     if len(parts) != 9 or len({part.training for part in parts[::3]}) > 1:
         return False
-    if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+    if any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(module)):
         return False
     norms, activations, convolutions = parts[::3], parts[1::3], parts[2::3]
     return (

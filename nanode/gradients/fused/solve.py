@@ -58,8 +58,7 @@ def _trains(plan: Plan) -> bool:
 
 def _has_statistics(plan: Plan) -> bool:
     """Whether the norms know the evaluations of this very grid."""
-    times = [float(stage.time) for stage in plan.stages]
-    return all(norm.fits(times) for norm in norms_in(plan.field))
+    return all(norm.fits(plan.times) for norm in norms_in(plan.field))
 
 
 class Fused(Gradient):
