@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nanode.fields import Field, as_field, prepare_norms
 from nanode.fields.field import refuse_running_statistics
-from nanode.fields.norms import norms_in
+from nanode.fields.norms import BatchNorm
+from nanode.fields.walk import parts_of
 from nanode.gradients import Backprop, Gradient, Plan, Problem
 from nanode.gradients.adaptively import solve_adaptively
 from nanode.gradients.problem import Conditioning, Evaluations, check_scale, checked_state
@@ -128,8 +129,10 @@ def solve(
             f"{type(conditioning).__name__}; write conditioning=(value,)"
         )
     parts, structure = tree_flatten(x)
-    state = checked_state(parts, plan.field)
-    unprepared = [norm for norm in norms_in(plan.field) if not norm.fits(plan.times)]
+    modules = parts_of(plan.field)
+    state = checked_state(parts, modules)
+    norms = [module for module in modules if isinstance(module, BatchNorm)]
+    unprepared = [norm for norm in norms if not norm.fits(plan.times)]
     if any(norm.training for norm in unprepared) and "solved" in plan.stages.memo:
         warnings.warn(
             "another solve has used this field on another grid, so that the statistics of its "
@@ -140,7 +143,10 @@ def solve(
     if unprepared:
         prepare_norms(plan.field, plan.times)
     plan.stages.memo["solved"] = True
-    problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
+    interpolates = any(not norm.fits(plan.times) for norm in unprepared)
+    problem = Problem(
+        plan, structure, Conditioning(conditioning), Evaluations(), interpolates=interpolates
+    )
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]
     return tree_unflatten(list(result), structure), problem.evaluations

@@ -282,6 +282,19 @@ def test_a_refused_capture_leaves_the_gpu_usable():
     assert next(iter(other.gradient._solves.values())).refusal is None
 
 
+def test_a_field_changed_after_its_capture():
+    """One activation in another's place has no weights that could tell."""
+    field = conv_field().double().cuda()
+    block = nanode.ODEBlock(field, 3, compile=True)
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda")
+    before = gradients(block, x)
+    field.module[1] = nn.Tanh()
+    after = gradients(block, x)
+    close(after, gradients(nanode.ODEBlock(copy.deepcopy(field), 3), x), 1e-11)
+    assert not torch.allclose(after[0], before[0])
+    assert all(solve.refusal is None for solve in block.gradient._solves.values())
+
+
 def test_weights_changed_before_the_backward_pass_of_a_captured_solve():
     block = nanode.ODEBlock(conv_field().double().cuda(), 3, compile=True)
     y = block(torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda", requires_grad=True))

@@ -64,7 +64,7 @@ class Subject:
         if block.augment:
             x = block._augmented(x)
         leaves, self.structure = tree_flatten(x)
-        self.state = checked_state(leaves, self.block.field)
+        self.state = checked_state(leaves, self.block.field.modules())
         if any(part.is_complex() for part in self.state):
             raise ValueError(
                 "the analysis is for real states; write a complex one as its real and imaginary "

@@ -43,7 +43,7 @@ def solve_adaptively(
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
     check_adaptive(field, gradient, scale)
     parts, structure = tree_flatten(x)
-    state = checked_state(parts, field)
+    state = checked_state(parts, field.modules())
     times, skipped = _with_start(interval, at, state[0])
     evaluations = Evaluations()
     call = _Call(field, structure, conditioning, scale, check_finite)

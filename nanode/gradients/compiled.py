@@ -16,6 +16,7 @@ import types
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
 from nanode.fields.field import Field
-from nanode.fields.norms import norms_in
+from nanode.fields.norms import BatchNorm
 from nanode.fields.walk import parts_of
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
@@ -46,6 +47,8 @@ WORTH_COMPILING = 1 << 14
 #: Captured solves of one block, each of which holds its memory: other shapes than these many are
 #: captured again.
 MOST_KEPT = 8
+#: By which a captured solve is found; None for solves that are not captured.
+Key = tuple[Any, ...] | None
 
 
 class Compiled(Gradient):
@@ -62,7 +65,7 @@ class Compiled(Gradient):
         #: None for what can't be compiled; proven once a whole solve went through.
         self._functions: dict[TreeSpec, Callable[..., Any] | None] = {}
         self._proven: set[TreeSpec] = set()
-        self._solves: dict[Any, Captured] = {}
+        self._solves: dict[Key, Captured] = {}
         self._draws: dict[Any, bool] = {}
         self._places: dict[Any, Tensor] = {}
 
@@ -74,18 +77,19 @@ class Compiled(Gradient):
         """The states at the wanted grid points."""
         if torch.compiler.is_compiling():
             return self.method.solve(problem, x)
+        key = self._key(problem, x) if self._captures(problem, x) else None
+        if key in self._solves:  # all that is asked below was asked then
+            self._solves[key] = captured = self._solves.pop(key)  # the last used is the last to go
+            return captured(problem, x)
         if self._fuses(x) and serves(self.method, problem, x):
             fast = Fused(self.method)
-            return (
-                self._captured(fast, None, problem, x)
-                if self._captures(problem, x)
-                else fast.solve(problem, x)
-            )
+            if key is None:
+                return fast.solve(problem, x)
+            return self._captured(key, fast, lambda: None, problem, x)
         if not x[0].is_cuda and sum(part.numel() for part in x) < WORTH_COMPILING:
             return self.method.solve(problem, x)
-        plan = problem.plan
-        if not all(norm.fits(plan.times) for norm in norms_in(plan.field)):
-            return self.method.solve(problem, x)  # statistics of another grid, interpolated
+        if problem.interpolates:
+            return self.method.solve(problem, x)
         draws = self._random(problem, x)
         if draws and not isinstance(self.method, Backprop):
             return self.method.solve(problem, x)
@@ -96,12 +100,13 @@ class Compiled(Gradient):
             return self.method.solve(problem, x)
         put_back = None if problem.structure in self._proven else keep(problem.plan.field)
         try:
-            states = self._by_function(function, problem, x, capture=not draws)
+            states = self._by_function(None if draws else key, function, problem, x)
         except Exception as why:
             if not isinstance(why, _untraceable()):
                 raise
             if put_back is not None:
                 put_back()
+            self._solves.pop(key, None)
             self._functions[problem.structure] = problem.evaluator = None
             problem.evaluations.forward = 0
             reason = str(why).strip().splitlines()[0]
@@ -114,14 +119,16 @@ class Compiled(Gradient):
         return states
 
     def _by_function(
-        self, function: Callable[..., Any], problem: Problem, x: State, capture: bool
+        self, key: Key, function: Callable[..., Any], problem: Problem, x: State
     ) -> list[State]:
-        """The solve by compiled evaluations."""
-        if not (capture and self._captures(problem, x)):
+        """The solve by compiled evaluations, captured if there is a key to find it by."""
+        if key is None:
             problem.evaluator = Evaluator(function, x[0], self._places)
             return self.method.solve(problem, x)
         like, places = x[0].new_empty(0), self._places  # not x, which would be kept alive
-        return self._captured(self.method, lambda: Evaluator(function, like, places), problem, x)
+        return self._captured(
+            key, self.method, partial(Evaluator, function, like, places), problem, x
+        )
 
     def _fuses(self, x: State) -> bool:
         if self.fused is not None:
@@ -132,26 +139,24 @@ class Compiled(Gradient):
         return half and kernels_serve(x[0].new_empty(0))
 
     def _captures(self, problem: Problem, x: State) -> bool:
-        if not (self.capture and x[0].is_cuda and torch.is_grad_enabled()):
+        if not (self.capture and x[0].is_cuda and torch.is_grad_enabled()) or problem.interpolates:
             return False
         given = chain(x, problem.conditioning.tensors, problem.plan.field.parameters())
         return any(tensor.requires_grad for tensor in given)
 
     def _captured(
         self,
+        key: Key,
         method: Gradient,
-        evaluator: Callable[[], Evaluator] | None,
+        evaluator: Callable[[], Evaluator | None],
         problem: Problem,
         x: State,
     ) -> list[State]:
-        """The solve by CUDA graphs, captured at the first one of its kind."""
-        key = self._key(problem, x)
-        if key not in self._solves:
-            # Graphs of another grid are of no more use, and all hold their memory.
-            kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
-            self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
-            self._solves[key] = Captured(method, evaluator or (lambda: None), problem.plan)
-        self._solves[key] = captured = self._solves.pop(key)  # the last used is the last to go
+        """The first solve of its kind by CUDA graphs."""
+        # Graphs of another grid are of no more use, and all hold their memory.
+        kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
+        self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
+        self._solves[key] = captured = Captured(method, evaluator, problem.plan)
         return captured(problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
@@ -167,12 +172,15 @@ class Compiled(Gradient):
                 self._draws[modes] = drew()
         return self._draws[modes]
 
-    def _key(self, problem: Problem, x: State) -> Any:
-        """All that a capture is specialised to."""
-        field, kind = problem.plan.field, x[0].device.type
+    def _key(self, problem: Problem, x: State) -> Key:
+        """All that a capture is specialised to.
+
+        Modules stand in it themselves: one put in another's place makes another key, and no id is
+        given a second time. Of their settings only those of norms do.
+        """
+        kind = x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
-        # One walk, not three of named members.
-        modules = parts_of(field)
+        modules = parts_of(problem.plan.field)  # once: all this stands between two replays
         held = [
             t
             for part in modules
@@ -185,7 +193,9 @@ class Compiled(Gradient):
             problem.conditioning.structure,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
-            tuple(part.training for part in modules),
+            tuple(modules),
+            tuple((m.training, bool(m._forward_hooks or m._forward_pre_hooks)) for m in modules),
+            tuple((m.eps, m.momentum) for m in modules if isinstance(m, BatchNorm)),
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
         )

@@ -1,7 +1,7 @@
 """One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +9,11 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields.field import Field
 from nanode.fields.swap import Lender
-from nanode.fields.walk import parts_of
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
@@ -68,6 +67,8 @@ class Problem:
     #: Whether x, the states made from it and the incoming gradients may be overwritten, as in a
     #: captured solve, whose memory is filled anew for every pass.
     owned: bool = False
+    #: Whether norms in eval mode have statistics of another grid, which they interpolate.
+    interpolates: bool = False
 
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
@@ -216,8 +217,8 @@ def _shapes(parts: Any, structure: TreeSpec) -> Any:
     return tree_unflatten(shapes, structure)
 
 
-def checked_state(parts: list[Any], field: Field) -> State:
-    """The state's tensors, in the precision that a state needs."""
+def checked_state(parts: list[Any], modules: Iterable[nn.Module]) -> State:
+    """The state's tensors, in the precision that a state needs, on the device of these modules."""
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         raise ValueError(
             "the state must be a tensor, or a tuple or dict of tensors, got "
@@ -229,8 +230,8 @@ def checked_state(parts: list[Any], field: Field) -> State:
     devices = {part.device for part in parts}
     devices |= {
         parameter.device
-        for part in parts_of(field)
-        for parameter in part._parameters.values()
+        for module in modules
+        for parameter in module._parameters.values()
         if parameter is not None
     }
     if len(devices) > 1:

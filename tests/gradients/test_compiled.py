@@ -206,11 +206,49 @@ def test_captures_are_found_by_their_grid_and_not_kept_beyond_it(monkeypatch):
     assert len(block.gradient._solves) == compiled.MOST_KEPT
 
 
+def put(block, name, module):
+    setattr(block.field.module, name, module)
+
+
+CHANGES = {
+    "another activation": lambda block: put(block, "1", nn.ReLU()),
+    "a hook": lambda block: block.field.module[1].register_forward_hook(lambda m, x, y: 2 * y),
+    "a norm's momentum": lambda block: setattr(block.field.module[0], "momentum", 0.5),
+    "its mode": lambda block: block.eval(),
+    "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
+    "moved weights": lambda block: block.double().float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_field_is_captured_anew(change, monkeypatch):
+    monkeypatch.setattr(compiled.Compiled, "_captures", lambda self, problem, x: True)
+    made = []
+
+    class Recorder:
+        def __init__(self, method, evaluator, plan):
+            self.plan = plan
+            made.append(self)
+
+        def __call__(self, problem, x):
+            return [x]
+
+    monkeypatch.setattr(compiled, "Captured", Recorder)
+    field = conv_field().float()
+    block = nanode.ODEBlock(field, 3, compile=True)
+    block(X.float())
+    block(X.float())
+    assert len(made) == 1
+    change(block)
+    block(X.float())
+    assert len(made) == 2
+
+
 def test_a_frozen_block_is_not_captured():
     block = nanode.ODEBlock(conv_field(), 3, compile=True).requires_grad_(False)
     x = type("X", (), {"is_cuda": True, "requires_grad": False})()
     problem = types.SimpleNamespace(
-        conditioning=types.SimpleNamespace(tensors=[]), plan=block._plan
+        conditioning=types.SimpleNamespace(tensors=[]), plan=block._plan, interpolates=False
     )
     assert not block.gradient._captures(problem, (x,))
     block.requires_grad_(True)

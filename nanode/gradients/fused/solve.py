@@ -46,7 +46,7 @@ def serves(method: Gradient, problem: Problem, x: State) -> bool:
             and coupled == isinstance(method, Reversal)
             and isinstance(method, Backprop | Checkpointed | Reversal)
             if torch.is_grad_enabled()
-            else _trains(plan) or _has_statistics(plan)
+            else not problem.interpolates
         )
     )
 
@@ -54,11 +54,6 @@ def serves(method: Gradient, problem: Problem, x: State) -> bool:
 def _trains(plan: Plan) -> bool:
     """Whether the norms use the batch's own statistics."""
     return all(norm.training for norm in norms_in(plan.field))
-
-
-def _has_statistics(plan: Plan) -> bool:
-    """Whether the norms know the evaluations of this very grid."""
-    return all(norm.fits(plan.times) for norm in norms_in(plan.field))
 
 
 class Fused(Gradient):
