@@ -1,4 +1,7 @@
-"""The modules inside a module, found quickly."""
+"""The modules inside a module and what they are like, found quickly."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,3 +24,32 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
             if part._modules:
                 ahead.extend(reversed(part._modules.values()))
     return list(found)
+
+
+#: Settings that schedules change while a network trains.
+_SCHEDULED = ("p", "eps", "momentum")
+
+
+def traits(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
+    """What evaluations depend on beside tensors: modules, modes, hooks, settings that change.
+
+    Modules stand for themselves: another one in the place of one makes other traits, and no id is
+    given a second time.
+    """
+    settings = tuple(part.__dict__.get(name) for part in modules for name in _SCHEDULED)
+    return tuple(modules), tuple(part.training for part in modules), hooks(modules), settings
+
+
+def hooks(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """The numbers of all hooks, which torch gives once each."""
+    kinds = (
+        kind
+        for m in modules
+        for kind in (
+            m._forward_pre_hooks,
+            m._forward_hooks,
+            m._backward_pre_hooks,
+            m._backward_hooks,
+        )
+    )
+    return tuple(number for kind in kinds if kind for number in kind)

@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
 from nanode.fields.field import Field
-from nanode.fields.norms import BatchNorm
-from nanode.fields.walk import parts_of
+from nanode.fields.walk import hooks, parts_of, traits
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
@@ -63,8 +62,8 @@ class Compiled(Gradient):
     def __init__(self, method: Gradient, capture: bool = True, fused: bool | None = None) -> None:
         self.method, self.capture, self.fused = method, capture, fused
         #: None for what can't be compiled; proven once a whole solve went through.
-        self._functions: dict[TreeSpec, Callable[..., Any] | None] = {}
-        self._proven: set[TreeSpec] = set()
+        self._functions: dict[Any, Callable[..., Any] | None] = {}
+        self._proven: set[Any] = set()
         self._solves: dict[Key, Captured] = {}
         self._draws: dict[Any, bool] = {}
         self._places: dict[Any, Tensor] = {}
@@ -93,12 +92,14 @@ class Compiled(Gradient):
         draws = self._random(problem, x)
         if draws and not isinstance(self.method, Backprop):
             return self.method.solve(problem, x)
-        if problem.structure not in self._functions:
-            self._functions[problem.structure] = _compiled(problem.plan.field, problem.structure)
-        function = self._functions[problem.structure]
+        field, structure = problem.plan.field, problem.structure
+        kind = structure, hooks(parts_of(field))  # torch notices other changes, but not new hooks
+        if kind not in self._functions:
+            self._functions[kind] = _compiled(field, structure)
+        function = self._functions[kind]
         if function is None:
             return self.method.solve(problem, x)
-        put_back = None if problem.structure in self._proven else keep(problem.plan.field)
+        put_back = None if kind in self._proven else keep(field)
         try:
             states = self._by_function(None if draws else key, function, problem, x)
         except Exception as why:
@@ -107,7 +108,7 @@ class Compiled(Gradient):
             if put_back is not None:
                 put_back()
             self._solves.pop(key, None)
-            self._functions[problem.structure] = problem.evaluator = None
+            self._functions[kind] = problem.evaluator = None
             problem.evaluations.forward = 0
             reason = str(why).strip().splitlines()[0]
             warnings.warn(
@@ -115,7 +116,7 @@ class Compiled(Gradient):
                 stacklevel=5,
             )
             return self.method.solve(problem, x)
-        self._proven.add(problem.structure)
+        self._proven.add(kind)
         return states
 
     def _by_function(
@@ -160,24 +161,20 @@ class Compiled(Gradient):
         return captured(problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
-        """Whether the field draws random numbers, by trying it once in each mode."""
+        """Whether the field draws random numbers, by trying it once for all its traits."""
         field = problem.plan.field
-        modes = tuple(part.training for part in field.modules())
-        if modes not in self._draws:
+        now = traits(parts_of(field))
+        if now not in self._draws:
             stage = problem.plan.stages.repeated[0]
             weights = field.weights_at(stage.time)
             given = problem.conditioning.rebuilt(problem.conditioning.tensors)
             with as_drawn(random_state(x[0].device), x[0].device) as drew, torch.no_grad():
                 evaluate_checked(field, problem.structure, weights, stage, x, given)
-                self._draws[modes] = drew()
-        return self._draws[modes]
+                self._draws[now] = drew()
+        return self._draws[now]
 
     def _key(self, problem: Problem, x: State) -> Key:
-        """All that a capture is specialised to.
-
-        Modules stand in it themselves: one put in another's place makes another key, and no id is
-        given a second time. Of their settings only those of norms do.
-        """
+        """All that a capture is specialised to."""
         kind = x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
         modules = parts_of(problem.plan.field)  # once: all this stands between two replays
@@ -193,9 +190,7 @@ class Compiled(Gradient):
             problem.conditioning.structure,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
-            tuple(modules),
-            tuple((m.training, bool(m._forward_hooks or m._forward_pre_hooks)) for m in modules),
-            tuple((m.eps, m.momentum) for m in modules if isinstance(m, BatchNorm)),
+            traits(modules),
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
         )

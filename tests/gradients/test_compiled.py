@@ -244,6 +244,36 @@ def test_a_changed_field_is_captured_anew(change, monkeypatch):
     assert len(made) == 2
 
 
+def test_hooks_of_a_field_that_was_compiled_without():
+    """torch.compile takes no notice of them."""
+    block = nanode.ODEBlock(conv_field(), 2, compile=True)
+    before = block(X)
+    handle = block.field.module[1].register_forward_hook(lambda module, given, out: 2 * out)
+    hooked = nanode.ODEBlock(copy.deepcopy(block.field), 2)(X)
+    assert not torch.allclose(hooked, before)
+    assert torch.allclose(block(X), hooked, atol=1e-13)
+    handle.remove()
+    assert torch.allclose(block(X), before, atol=1e-13)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["a new probability", "a new module"])
+def test_dropout_of_a_field_that_was_compiled_without(replaced):
+    """It must be drawn again for the backward pass, which compiled evaluations can't do."""
+    field = conv_field(nn.Dropout(0.0))
+    block = nanode.ODEBlock(field, 2, gradient=nanode.Checkpointed(), compile=True)
+    block(X)
+    if replaced:
+        field.module[3] = nn.Dropout(0.5)
+    else:
+        field.module[3].p = 0.5
+    found = []
+    for one in (block, nanode.ODEBlock(field, 2, gradient=nanode.Backprop())):
+        torch.manual_seed(3)
+        found.append(torch.autograd.grad(one(X), list(field.parameters()), X))
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 1e-11 * b.norm()
+
+
 def test_a_frozen_block_is_not_captured():
     block = nanode.ODEBlock(conv_field(), 3, compile=True).requires_grad_(False)
     x = type("X", (), {"is_cuda": True, "requires_grad": False})()
