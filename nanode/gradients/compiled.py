@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
+from nanode.bases import Basis
 from nanode.fields.field import Field
 from nanode.fields.walk import hooks, parts_of, traits
 from nanode.gradients.backprop import Backprop
@@ -174,7 +175,7 @@ class Compiled(Gradient):
         return self._draws[now]
 
     def _key(self, problem: Problem, x: State) -> Key:
-        """All that a capture is specialised to."""
+        """All that a capture is specialised to; None if that can't be said."""
         kind = x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
         modules = parts_of(problem.plan.field)  # once: all this stands between two replays
@@ -184,16 +185,30 @@ class Compiled(Gradient):
             for t in (*part._parameters.values(), *part._buffers.values())
             if t is not None
         ]
-        return (
+        key = (
             id(problem.plan),
             problem.structure,
             problem.conditioning.structure,
+            problem.conditioning.others,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
             traits(modules),
+            # Their values at the stages are made on the host, once: a graph can't read them anew.
+            tuple(
+                buffer._version
+                for part in modules
+                if isinstance(part, Basis)
+                for buffer in part._buffers.values()
+                if buffer is not None
+            ),
             torch.is_autocast_enabled(kind),
             torch.get_autocast_dtype(kind),
         )
+        try:
+            hash(key)
+        except TypeError:  # conditioning that a dict can't find again
+            return None
+        return key
 
     def __repr__(self) -> str:
         return f"Compiled({self.method!r})"

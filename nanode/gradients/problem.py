@@ -183,16 +183,15 @@ class Conditioning:
     def __init__(self, values: tuple[Any, ...]) -> None:
         leaves, self.structure = tree_flatten(values)
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        #: What isn't a tensor, with its type (1 == True); None for tensors.
+        self.others = tuple(
+            None if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
+        )
 
     def rebuilt(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The same values with other tensors."""
         supply = iter(tensors)
-        leaves = [
-            next(supply) if is_tensor else other
-            for is_tensor, other in zip(self._is_tensor, self._others, strict=True)
-        ]
+        leaves = [next(supply) if other is None else other[1] for other in self.others]
         values: tuple[Any, ...] = tree_unflatten(leaves, self.structure)
         return values
 

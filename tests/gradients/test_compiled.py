@@ -217,11 +217,19 @@ CHANGES = {
     "its mode": lambda block: block.eval(),
     "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
     "moved weights": lambda block: block.double().float(),
+    "other frequencies": lambda block: block.load_state_dict(
+        nanode.ODEBlock(random_field(seed=1), 3).state_dict()
+    ),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_changed_field_is_captured_anew(change, monkeypatch):
+def random_field(seed):
+    module = nn.Sequential(nanode.BatchNorm(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    return nanode.TimeVarying(module, nanode.RandomFourier(features=4, seed=seed))
+
+
+def recorded(monkeypatch):
+    """Captures to come, none of which needs a GPU or solves anything."""
     monkeypatch.setattr(compiled.Compiled, "_captures", lambda self, problem, x: True)
     made = []
 
@@ -234,14 +242,40 @@ def test_a_changed_field_is_captured_anew(change, monkeypatch):
             return [x]
 
     monkeypatch.setattr(compiled, "Captured", Recorder)
-    field = conv_field().float()
-    block = nanode.ODEBlock(field, 3, compile=True)
+    return made
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_field_is_captured_anew(change, monkeypatch):
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(random_field(seed=0), 3, compile=True)
     block(X.float())
     block(X.float())
     assert len(made) == 1
     change(block)
     block(X.float())
     assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "count"),
+    [(0.5, 0.5, 1), (0.5, 0.7, 2), (1, True, 2), (None, 0.5, 2), ("a", "b", 2), (X, X + 1, 1)],
+    ids=["one number", "two numbers", "another type", "none at first", "words", "tensors"],
+)
+def test_captures_know_their_conditioning(first, second, count, monkeypatch):
+    """Numbers become part of a graph; tensors are copied into it."""
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(lambda t, x, by: x, 3, compile=True)
+    block(X, first)
+    block(X, second)
+    assert len(made) == count
+
+
+def test_conditioning_that_has_no_hash_is_not_captured(monkeypatch):
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(lambda t, x, by: x * len(by), 1, compile=True)
+    assert torch.allclose(block(X, {2.0, 3.0}), 3 * X)
+    assert not made
 
 
 def test_hooks_of_a_field_that_was_compiled_without():
