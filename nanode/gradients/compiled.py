@@ -47,8 +47,8 @@ WORTH_COMPILING = 1 << 14
 #: Captured solves of one block, each of which holds its memory: other shapes than these many are
 #: captured again.
 MOST_KEPT = 8
-#: By which a captured solve is found; None for solves that are not captured.
-Key = tuple[Any, ...] | None
+#: By which a captured solve is found.
+Key = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 class Compiled(Gradient):
@@ -78,9 +78,11 @@ class Compiled(Gradient):
         if torch.compiler.is_compiling():
             return self.method.solve(problem, x)
         key = self._key(problem, x) if self._captures(problem, x) else None
-        if key in self._solves:  # all that is asked below was asked then
+        if key is not None and key in self._solves:  # all that is asked below was asked then
             self._solves[key] = captured = self._solves.pop(key)  # the last used is the last to go
             return captured(problem, x)
+        if key is not None and any(other[0] == key[0] for other in self._solves):
+            key = None  # a number that changes from call to call would be captured every time
         if self._fuses(x) and serves(self.method, problem, x):
             fast = Fused(self.method)
             if key is None:
@@ -108,7 +110,8 @@ class Compiled(Gradient):
                 raise
             if put_back is not None:
                 put_back()
-            self._solves.pop(key, None)
+            if key is not None:
+                self._solves.pop(key, None)
             self._functions[kind] = problem.evaluator = None
             problem.evaluations.forward = 0
             reason = str(why).strip().splitlines()[0]
@@ -121,7 +124,7 @@ class Compiled(Gradient):
         return states
 
     def _by_function(
-        self, key: Key, function: Callable[..., Any], problem: Problem, x: State
+        self, key: Key | None, function: Callable[..., Any], problem: Problem, x: State
     ) -> list[State]:
         """The solve by compiled evaluations, captured if there is a key to find it by."""
         if key is None:
@@ -174,8 +177,8 @@ class Compiled(Gradient):
                 self._draws[now] = drew()
         return self._draws[now]
 
-    def _key(self, problem: Problem, x: State) -> Key:
-        """All that a capture is specialised to; None if that can't be said."""
+    def _key(self, problem: Problem, x: State) -> Key | None:
+        """All that a capture is specialised to, conditioning that isn't tensors apart."""
         kind = x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
         modules = parts_of(problem.plan.field)  # once: all this stands between two replays
@@ -189,7 +192,6 @@ class Compiled(Gradient):
             id(problem.plan),
             problem.structure,
             problem.conditioning.structure,
-            problem.conditioning.others,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
             traits(modules),
@@ -205,10 +207,10 @@ class Compiled(Gradient):
             torch.get_autocast_dtype(kind),
         )
         try:
-            hash(key)
-        except TypeError:  # conditioning that a dict can't find again
+            hash(problem.conditioning.others)
+        except TypeError:  # what a dict can't find again
             return None
-        return key
+        return key, problem.conditioning.others
 
     def __repr__(self) -> str:
         return f"Compiled({self.method!r})"
