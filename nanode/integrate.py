@@ -145,7 +145,12 @@ def solve(
     plan.stages.memo["solved"] = True
     interpolates = any(not norm.fits(plan.times) for norm in unprepared)
     problem = Problem(
-        plan, structure, Conditioning(conditioning), Evaluations(), interpolates=interpolates
+        plan,
+        structure,
+        Conditioning(conditioning),
+        Evaluations(),
+        modules=modules,
+        interpolates=interpolates,
     )
     states = gradient.solve(problem, state)
     result = [torch.stack(column) for column in zip(*states, strict=True)] if stacked else states[0]

@@ -37,7 +37,7 @@ def traits(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
     given a second time.
     """
     found = [part.__dict__.get(name) for part in modules for name in _SCHEDULED]
-    settings = tuple(value for value in found if isinstance(value, int | float))
+    settings = tuple(v for v in found if v is not None and isinstance(v, int | float))
     return tuple(modules), tuple(part.training for part in modules), hooks(modules), settings
 
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import TreeSpec
 
 from nanode.bases import Basis
 from nanode.fields.field import Field
-from nanode.fields.walk import hooks, parts_of, traits
+from nanode.fields.walk import hooks, traits
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
@@ -78,8 +78,10 @@ class Compiled(Gradient):
         if torch.compiler.is_compiling():
             return self.method.solve(problem, x)
         key = self._key(problem, x) if self._captures(problem, x) else None
-        if key is not None and key in self._solves:  # all that is asked below was asked then
-            self._solves[key] = captured = self._solves.pop(key)  # the last used is the last to go
+        captured = None if key is None else self._solves.get(key)
+        if key is not None and captured is not None:  # all that is asked below was asked then
+            if len(self._solves) > 1:  # the last used is the last to go
+                self._solves[key] = self._solves.pop(key)
             return captured(problem, x)
         if key is not None and any(other[0] == key[0] for other in self._solves):
             key = None  # a number that changes from call to call would be captured every time
@@ -96,7 +98,7 @@ class Compiled(Gradient):
         if draws and not isinstance(self.method, Backprop):
             return self.method.solve(problem, x)
         field, structure = problem.plan.field, problem.structure
-        kind = structure, hooks(parts_of(field))  # torch notices other changes, but not new hooks
+        kind = structure, hooks(problem.modules)  # torch notices other changes, but not new hooks
         if kind not in self._functions:
             self._functions[kind] = _compiled(field, structure)
         function = self._functions[kind]
@@ -167,7 +169,7 @@ class Compiled(Gradient):
     def _random(self, problem: Problem, x: State) -> bool:
         """Whether the field draws random numbers, by trying it once for all its traits."""
         field = problem.plan.field
-        now = traits(parts_of(field))
+        now = traits(problem.modules)
         if now not in self._draws:
             stage = problem.plan.stages.repeated[0]
             weights = field.weights_at(stage.time)
@@ -181,10 +183,9 @@ class Compiled(Gradient):
         """All that a capture is specialised to, conditioning that isn't tensors apart."""
         kind = x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
-        modules = parts_of(problem.plan.field)  # once: all this stands between two replays
         held = [
             t
-            for part in modules
+            for part in problem.modules
             for t in (*part._parameters.values(), *part._buffers.values())
             if t is not None
         ]
@@ -194,11 +195,11 @@ class Compiled(Gradient):
             problem.conditioning.structure,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
-            traits(modules),
+            traits(problem.modules),
             # Their values at the stages are made on the host, once: a graph can't read them anew.
             tuple(
                 buffer._version
-                for part in modules
+                for part in problem.modules
                 if isinstance(part, Basis)
                 for buffer in part._buffers.values()
                 if buffer is not None

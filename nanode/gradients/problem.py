@@ -1,7 +1,7 @@
 """One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,6 +67,8 @@ class Problem:
     #: Whether x, the states made from it and the incoming gradients may be overwritten, as in a
     #: captured solve, whose memory is filled anew for every pass.
     owned: bool = False
+    #: Those of the field, as they are now.
+    modules: Sequence[nn.Module] = ()
     #: Whether norms in eval mode have statistics of another grid, which they interpolate.
     interpolates: bool = False
 
