@@ -122,6 +122,8 @@ class ODEBlock(nn.Module):
         """The state at the end of the interval, or at the times of ``at``."""
         if self.augment:
             x = self._augmented(x)
+        if self._plan is not None and self._plan.field is not self.field:
+            self.regrid(self.steps)  # another field was put in its place
         if self._plan is None:
             assert isinstance(self.solver, Adaptive)
             result, evaluations = solve_adaptively(

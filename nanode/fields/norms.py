@@ -135,7 +135,7 @@ class BatchNorm(StageAware):
             scale = scale if self.weight is None else scale * self.weight
             shift = -mean * scale if self.bias is None else self.bias - mean * scale
             return (x * _along(scale, x) + _along(shift, x)).to(x.dtype)
-        if stage.record:
+        if stage.record and x.numel():  # an empty batch has no statistics
             with torch.no_grad():
                 axes = [axis for axis in range(x.ndim) if axis != 1]
                 var, mean = torch.var_mean(_wide(x), dim=axes, correction=0)

@@ -43,12 +43,13 @@ class Lender:
     def __init__(self, module: nn.Module, moving: Sequence[str]) -> None:
         self.turn = _Turn()
         self.moving = frozenset(moving)
-        self.places: list[tuple[nn.Module, str, str]] = []
+        #: Where weights live; the first name of each, and its own.
+        self.places: list[tuple[nn.Module, str, str, str]] = []
         canonical: dict[int, str] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             first = canonical.setdefault(id(parameter), name)
             path, _, leaf = name.rpartition(".")
-            self.places.append((module.get_submodule(path), leaf, first))
+            self.places.append((module.get_submodule(path), leaf, first, name))
         # A whole field inside the module brings its weights along.
         fields = [part for part in module.modules() if hasattr(part, "_lender")]
         cared_for = {part for field in fields for part in field.modules()}
@@ -58,7 +59,7 @@ class Lender:
                     f"a {type(part).__name__} in this module has given its weights to another "
                     "field already; wrap a copy (copy.deepcopy before wrapping), or share the field"
                 )
-        for owner, leaf, name in self.places:
+        for owner, leaf, name, _ in self.places:
             if name in moving:
                 owner._parameters[leaf] = None
                 owner._lent = True  # type: ignore[assignment]
@@ -66,12 +67,14 @@ class Lender:
 
     def constant(self) -> dict[str, Tensor]:
         """The weights that stay in the module; never those lent to another thread's call."""
+        found: dict[str, Tensor] = {}
         with self._taken():
-            return {
-                name: getattr(owner, leaf)
-                for owner, leaf, name in self.places
-                if name not in self.moving
-            }
+            for owner, leaf, name, own in self.places:
+                if name not in self.moving:
+                    value = getattr(owner, leaf)
+                    if found.setdefault(name, value) is not value:
+                        found[own] = value  # shared at first, and no more
+        return found
 
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
@@ -84,9 +87,11 @@ class Lender:
         return nullcontext() if torch.compiler.is_compiling() else self.turn.lock
 
     def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
-        lent = [weights[name] for _, _, name in self.places]  # all there, before any is put
+        lent = [
+            weights.get(own, weights[name]) for *_, name, own in self.places
+        ]  # all there, before any is put
         before = [
-            _put(owner, leaf, w) for (owner, leaf, _), w in zip(self.places, lent, strict=True)
+            _put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
         ]
         stages = [part.stage for part in self.aware]
         for part in self.aware:
@@ -94,7 +99,7 @@ class Lender:
         try:
             yield
         finally:
-            for (owner, leaf, _), old in zip(reversed(self.places), reversed(before), strict=True):
+            for (owner, leaf, *_), old in zip(reversed(self.places), reversed(before), strict=True):
                 _put(owner, leaf, old)
             for part, earlier in zip(self.aware, stages, strict=True):
                 part.stage = earlier

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field
@@ -110,6 +110,10 @@ def _backsolved(
     kind = state[0].device.type
     autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
     before, fixed = random_state(state[0].device), buffers(call.field)
+    own = own_parameters(call.field)
+    # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,
+    # since functional_call may have put others in their place for the forward pass alone.
+    named = {f"field.{name}": p.view_as(p) for name, p in own.items()}
 
     def f(t: Tensor, side: Side, at: State) -> State:
         if not torch.is_grad_enabled():  # torchdiffeq's forward pass
@@ -118,10 +122,11 @@ def _backsolved(
         evaluations.backward += 1
         enabled, dtype = autocast
         with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
-            return call(t, side, at)
+            lent: State = torch.func.functional_call(_Called(call), named, (t, side, at))
+            return lent
 
     extra = [c for c in tree_flatten(call.conditioning)[0] if isinstance(c, Tensor)]
-    given = (*own_parameters(call.field).values(), *extra)
+    given = (*named.values(), *extra)
     adjoint = tuple(p for p in given if p.requires_grad)
     columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
     if not any(column.requires_grad for column in columns):
@@ -129,26 +134,42 @@ def _backsolved(
     if not equal_states(before, random_state(state[0].device)):
         raise ValueError(DREW)
     refuse_changed(fixed, buffers(call.field), gradient)
-    return list(_Guarded.apply(Snapshot(call.field), *columns))
+    still = [tensor for tensor in (*own.values(), *extra) if not tensor.requires_grad]
+    return list(_Guarded.apply(Snapshot(call.field), still, *columns))
+
+
+class _Called(nn.Module):
+    """A call as a module with its field in it, for ``functional_call`` to reach."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__()
+        self.call, self.field = call, call.field
+
+    def forward(self, t: Tensor, side: Side, x: State) -> State:
+        return self.call(t, side, x)
 
 
 class _Guarded(torch.autograd.Function):
     """The identity; where its backward pass comes by, torchdiffeq's is about to begin."""
 
     @staticmethod
-    def forward(ctx: Any, snapshot: Snapshot, *columns: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, snapshot: Snapshot, still: list[Tensor], *columns: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.snapshot = snapshot
+        ctx.save_for_backward(*still)  # torchdiffeq's adjoint saves those that require grad only
         return tuple(column.view_as(column) for column in columns)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ctx.snapshot.check()
+        _ = ctx.saved_tensors  # raises if one was changed
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "Backsolve gives first derivatives only, and create_graph=True asks for more; use "
                 "gradient=nanode.Backprop()"
             )
-        return (None, *grads)
+        return (None, None, *grads)
 
 
 def check_adaptive(field: Field, gradient: Gradient, scale: float) -> None:

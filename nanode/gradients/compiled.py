@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from nanode.bases import Basis
@@ -47,8 +47,10 @@ WORTH_COMPILING = 1 << 14
 #: Captured solves of one block, each of which holds its memory: other shapes than these many are
 #: captured again.
 MOST_KEPT = 8
+#: So many captures in a row that are never used again are the last.
+MOST_UNUSED = 16
 #: By which a captured solve is found.
-Key = tuple[tuple[Any, ...], tuple[Any, ...]]
+Key = tuple[Any, ...]
 
 
 class Compiled(Gradient):
@@ -66,6 +68,7 @@ class Compiled(Gradient):
         self._functions: dict[Any, Callable[..., Any] | None] = {}
         self._proven: set[Any] = set()
         self._solves: dict[Key, Captured] = {}
+        self._unused = 0
         self._draws: dict[Any, bool] = {}
         self._places: dict[Any, Tensor] = {}
 
@@ -80,11 +83,10 @@ class Compiled(Gradient):
         key = self._key(problem, x) if self._captures(problem, x) else None
         captured = None if key is None else self._solves.get(key)
         if key is not None and captured is not None:  # all that is asked below was asked then
+            self._unused = 0
             if len(self._solves) > 1:  # the last used is the last to go
                 self._solves[key] = self._solves.pop(key)
             return captured(problem, x)
-        if key is not None and any(other[0] == key[0] for other in self._solves):
-            key = None  # a number that changes from call to call would be captured every time
         if self._fuses(x) and serves(self.method, problem, x):
             fast = Fused(self.method)
             if key is None:
@@ -98,7 +100,8 @@ class Compiled(Gradient):
         if draws and not isinstance(self.method, Backprop):
             return self.method.solve(problem, x)
         field, structure = problem.plan.field, problem.structure
-        kind = structure, hooks(problem.modules)  # torch notices other changes, but not new hooks
+        # One method may serve several fields; torch notices other changes, but not new hooks.
+        kind = field, structure, hooks(problem.modules)
         if kind not in self._functions:
             self._functions[kind] = _compiled(field, structure)
         function = self._functions[kind]
@@ -146,7 +149,8 @@ class Compiled(Gradient):
         return half and kernels_serve(x[0].new_empty(0))
 
     def _captures(self, problem: Problem, x: State) -> bool:
-        if not (self.capture and x[0].is_cuda and torch.is_grad_enabled()) or problem.interpolates:
+        wanted = self.capture and self._unused < MOST_UNUSED and not problem.interpolates
+        if not (wanted and x[0].is_cuda and torch.is_grad_enabled()):
             return False
         given = chain(x, problem.conditioning.tensors, problem.plan.field.parameters())
         return any(tensor.requires_grad for tensor in given)
@@ -164,12 +168,24 @@ class Compiled(Gradient):
         kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
         self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
         self._solves[key] = captured = Captured(method, evaluator, problem.plan)
+        self._unused += 1
+        if self._unused == MOST_UNUSED:
+            self._solves.clear()
+            warnings.warn(
+                f"compile=True: {MOST_UNUSED} captured solves in a row were never used again: "
+                "shapes, weights, settings or conditioning were others in each call. From now on "
+                "solves are not captured",
+                stacklevel=6,
+            )
         return captured(problem, x)
 
     def _random(self, problem: Problem, x: State) -> bool:
         """Whether the field draws random numbers, by trying it once for all its traits."""
         field = problem.plan.field
-        now = traits(problem.modules)
+        others = str(problem.conditioning.others)
+        now = traits(problem.modules), _numbers(problem.modules), others
+        if len(self._draws) > MOST_KEPT:
+            self._draws.clear()  # a number that counts calls would fill it
         if now not in self._draws:
             stage = problem.plan.stages.repeated[0]
             weights = field.weights_at(stage.time)
@@ -180,7 +196,7 @@ class Compiled(Gradient):
         return self._draws[now]
 
     def _key(self, problem: Problem, x: State) -> Key | None:
-        """All that a capture is specialised to, conditioning that isn't tensors apart."""
+        """All that a capture is specialised to; None if that can't be said."""
         kind = x[0].device.type
         inputs = [*x, *problem.conditioning.tensors]
         held = [
@@ -193,8 +209,10 @@ class Compiled(Gradient):
             id(problem.plan),
             problem.structure,
             problem.conditioning.structure,
+            problem.conditioning.others,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
-            tuple((t.data_ptr(), t.dtype, t.requires_grad) for t in held),
+            # Gradients go to these very objects; where they lie a graph has by heart.
+            tuple((id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in held),
             traits(problem.modules),
             # Their values at the stages are made on the host, once: a graph can't read them anew.
             tuple(
@@ -208,10 +226,10 @@ class Compiled(Gradient):
             torch.get_autocast_dtype(kind),
         )
         try:
-            hash(problem.conditioning.others)
-        except TypeError:  # what a dict can't find again
+            hash(key)
+        except TypeError:  # conditioning that a dict can't find again
             return None
-        return key, problem.conditioning.others
+        return key
 
     def __repr__(self) -> str:
         return f"Compiled({self.method!r})"
@@ -247,6 +265,16 @@ class Evaluator:
         if key not in self.places:
             self.places[key] = torch.tensor(value, dtype=dtype, device=self.device)
         return self.places[key]
+
+
+def _numbers(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
+    """Every number among the modules' attributes: any may say whether random ones are drawn."""
+    return tuple(
+        (name, value)
+        for part in modules
+        for name, value in vars(part).items()
+        if name != "updates" and isinstance(value, int | float)
+    )
 
 
 def _untraceable() -> tuple[type[Exception], ...]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nanode.fields.field import Field, Weights
 from nanode.gradients.problem import Conditioning, own_parameters
+from nanode.gradients.pullback import vjp
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
@@ -84,7 +85,8 @@ class Ledger:
         chunk: int | None,
         again: Again,
     ) -> None:
-        self.field, self.parameters, self.chunk, self.again = field, parameters, chunk, again
+        self.field, self.chunk, self.again = field, chunk, again
+        self.parameters = {name: _unhooked(p) for name, p in parameters.items()}
         self.chunks: dict[int, Chunk] = {}
         self.sums: list[Tensor | None] = [None] * len(parameters)
         self.serve(stages)
@@ -138,11 +140,10 @@ class Ledger:
         return self.shared_grads[len(self.constant) :]
 
     def _contract(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        if not pairs or not self.parameters:
+        if not pairs:
             return
         outputs, grads = zip(*pairs, strict=True)
-        inputs = list(self.parameters.values())
-        sums = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+        sums = vjp(outputs, list(self.parameters.values()), grads)
         self.sums = [_sum(a, b) for a, b in zip(self.sums, sums, strict=True)]
 
     def _weights(self, stages: Stages) -> Weights:
@@ -166,6 +167,13 @@ class _Weigher(nn.Module):
 
     def forward(self, stages: Stages) -> Weights:
         return self.field.weights(stages)
+
+
+def _unhooked(parameter: Tensor) -> Tensor:
+    """A parameter; an alias where hooks wait for its gradient, which is not yet whole here."""
+    if parameter.is_leaf and not parameter._backward_hooks:
+        return parameter
+    return _leaf(parameter, parameter)
 
 
 def _leaf(tensor: Tensor, like: Tensor) -> Tensor:

@@ -55,9 +55,12 @@ class Recomputing(Gradient):
     def _recorded(self, problem: Problem, x: State) -> list[State]:
         """The solve as one autograd node, which no tracer can look into."""
         plan = problem.plan
-        parameters = [p for p in own_parameters(plan.field).values() if p.requires_grad]
-        inputs = (*x, *problem.conditioning.tensors, *parameters)
-        job = Job(self, problem, len(x), len(problem.conditioning.tensors), plan.stages)
+        # Frozen ones too: they must be found unchanged, or lent again, in the backward pass.
+        parameters = own_parameters(plan.field)
+        inputs = (*x, *problem.conditioning.tensors, *parameters.values())
+        job = Job(
+            self, problem, len(x), len(problem.conditioning.tensors), list(parameters), plan.stages
+        )
         before = buffers(plan.field)
         flat = _Solve.apply(job, *inputs)
         if any(part.requires_grad for part in flat):
@@ -84,9 +87,15 @@ class _Solve(torch.autograd.Function):
     def forward(ctx: Any, job: "Job", *inputs: Tensor) -> tuple[Tensor, ...]:
         n, m = job.state_size, job.conditioning_size
         x, conditioning = inputs[:n], inputs[n : n + m]
+        before = versions(conditioning)
         job.open(x, conditioning)
         wanted, kept = job.method.forward(job, tuple(part.detach() for part in x))
         job.close()
+        if versions(conditioning) != before:
+            raise ValueError(
+                "the field changed its conditioning in place, so it can't be evaluated again; "
+                "make the operation out of place, or use gradient=nanode.Backprop()"
+            )
         ctx.job = job
         ctx.kept_size = len(kept)
         # x is kept only where the method says so.
@@ -126,13 +135,12 @@ class Job:
         problem: Problem,
         state_size: int,
         conditioning_size: int,
+        names: list[str],
         stages: Stages,
     ) -> None:
         self.method, self.problem = method, problem
         self.state_size, self.conditioning_size = state_size, conditioning_size
-        self.stages = stages
-        own = own_parameters(problem.plan.field)
-        self.names = [name for name, p in own.items() if p.requires_grad]
+        self.names, self.stages = names, stages
         self.snapshot = Snapshot(problem.plan.field)
         self.random: dict[int, list[Tensor]] = {}
         self.device = torch.device("cpu")
@@ -188,6 +196,11 @@ class Job:
             torch.enable_grad(),
         ):
             return self.problem.evaluate(stages, i, weights, x, conditioning)
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often tensors have been changed, those of inference mode apart, which aren't counted."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:

@@ -1,22 +1,25 @@
 """What a field was like in the forward pass, so that a repeated evaluation is the same."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanode.fields.field import Field
 from nanode.fields.norms import BatchNorm
+from nanode.fields.walk import parts_of, traits
 
 #: By name: a buffer, and how often it had been changed.
 Buffers = dict[str, tuple[Tensor, int]]
 
 
 class Snapshot:
-    """A field's modes and buffers; ``check`` raises once they are others."""
+    """A field's modules, modes, settings and buffers; ``check`` raises once they are others."""
 
     def __init__(self, field: Field) -> None:
         self.field, self.modes, self.buffers = field, modes(field), buffers(field)
+        self.made = _made(field)
 
     def check(self) -> None:
         """Before a backward pass: what is evaluated again must be what was evaluated."""
@@ -24,6 +27,11 @@ class Snapshot:
             raise RuntimeError(
                 "the field was switched between train() and eval() after the forward pass, so its "
                 "evaluations can't be repeated; call backward() first"
+            )
+        if _made(self.field) != self.made:
+            raise RuntimeError(
+                "a module of the field was replaced after the forward pass, or its p, eps or "
+                "momentum was, so its evaluations can't be repeated; call backward() first"
             )
         changed = moved(self.buffers, buffers(self.field))
         if changed is not None:
@@ -37,6 +45,12 @@ class Snapshot:
 def modes(field: Field) -> list[bool]:
     """Of every module in the field, whether it is in training mode."""
     return [part.training for part in field.modules()]
+
+
+def _made(field: Field) -> tuple[Any, ...]:
+    """The modules and their settings; hooks may come and go, as those that only look do."""
+    modules, _, _, settings = traits(parts_of(field))
+    return modules, settings
 
 
 def buffers(field: Field) -> Buffers:

@@ -133,7 +133,7 @@ def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:
     fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
     key = (id(basis), fingerprint)
     if key not in stages.memo:
-        # The basis is kept beside its values: its id can't be given to another meanwhile.
+        # All that the key names is kept beside the values: no id can be given to another meanwhile.
         with torch.inference_mode(False):
-            stages.memo[key] = basis, basis.on(stages)
-    return key, stages.memo[key][1]
+            stages.memo[key] = basis, list(basis.buffers()), basis.on(stages)
+    return key, stages.memo[key][2]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanode.fields import Autonomous, BatchNorm, Field, TimeVarying
-from nanode.fields.walk import parts_of
+from nanode.fields.walk import hooks, parts_of
 from nanode.kernels import (
     Norm,
     activate,
@@ -38,12 +38,13 @@ NAMES = tuple(f"{n}.weight" for n in (2, 5, 8)) + tuple(
 def is_bottleneck(field: Field) -> bool:
     """Whether the kernels serve this field: a bottleneck, its norms in one mode."""
     module = getattr(field, "module", None)
-    if not isinstance(field, TimeVarying | Autonomous) or not isinstance(module, nn.Sequential):
+    # Not subclasses, which may do something else.
+    if type(field) not in (TimeVarying, Autonomous) or type(module) is not nn.Sequential:
         return False
     parts = list(module)
     if len(parts) != 9 or len({part.training for part in parts[::3]}) > 1:
         return False
-    if any(part._forward_hooks or part._forward_pre_hooks for part in parts_of(module)):
+    if hooks(parts_of(module)):
         return False
     norms, activations, convolutions = parts[::3], parts[1::3], parts[2::3]
     return (
