@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +12,19 @@ from typing import Any
 from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, reproduce
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, load_record, matches
+from nanode.experiments.measurements import measured
 from nanode.experiments.plan import BUDGETS, DATA, changed
 from nanode.training.video import VideoMetrics
+
+#: Signals that asked this process to end.
+_asked: list[int] = []
+
+
+def _note(number: int, _: object) -> None:
+    """The current step ends and a checkpoint is written; a second signal breaks off."""
+    if _asked:
+        raise KeyboardInterrupt
+    _asked.append(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         _act(given)
+        if _asked:
+            raise KeyboardInterrupt
     except (OSError, ValueError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 2
@@ -34,9 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _act(given: argparse.Namespace) -> None:
     experiment = EXPERIMENTS[given.experiment]
-    options = Options(tuple(given.data), given.seeds, given.budget, given.data_root)
+    options = _options(given)
     root = Path(given.root)
     _restore(given, root)
+    if given.only and not any(matches(r.name, given.only) for r in experiment.plan(options, root)):
+        # No error: runs that are planned once others are over may still be meant.
+        print(f"no run planned so far matches {' '.join(given.only)}", file=sys.stderr)
     if given.list:
         for run in experiment.plan(options, root):
             if matches(run.name, given.only):
@@ -56,6 +73,7 @@ def _act(given: argparse.Namespace) -> None:
             overrides=dict(given.set),
             prune=given.prune,
             only=given.only,
+            asked=lambda: bool(_asked),
         ):
             if outcome.new:
                 print(json.dumps(_line(outcome)), flush=True)
@@ -85,8 +103,21 @@ def _archives(given: argparse.Namespace) -> list[Path]:
 
 
 def _archive(given: argparse.Namespace, root: Path) -> None:
-    for path, write in zip(_archives(given), (write_records, write_unfinished), strict=False):
-        write(path, root)
+    match _archives(given):
+        case [records, *others]:
+            write_records(records, root)
+            for path in others:
+                write_unfinished(path, root, _unmeasured(given, root))
+
+
+def _unmeasured(given: argparse.Namespace, root: Path) -> set[str]:
+    """The planned runs that may be trained, but have a measurement still to come."""
+    planned = EXPERIMENTS[given.experiment].plan(_options(given), root)
+    return {r.name for r in planned if r.measure and measured(r.measure, root / r.name) is None}
+
+
+def _options(given: argparse.Namespace) -> Options:
+    return Options(tuple(given.data), given.seeds, given.budget, given.data_root)
 
 
 def _status(run: Planned, root: Path) -> str:
@@ -164,4 +195,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and what a time limit sends first
+        signal.signal(number, _note)
     sys.exit(main())

@@ -12,7 +12,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +23,7 @@ from nanode.training.checkpoints import last_checkpoint
 from nanode.training.files import check_writable, write_atomically
 
 RECORD, MEMORY = "run.json", "memory.json"
+WEIGHTS = ("best.safetensors", "final.safetensors")
 #: Folders that can't lead out of the root.
 _FOLDERS = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 _CHECKPOINT = re.compile(r".*/checkpoints/step-\d{8,}", re.ASCII)
@@ -34,24 +35,27 @@ def write_records(path: Path, root: Path) -> None:
     _write(path, root, files)
 
 
-def write_unfinished(path: Path, root: Path) -> None:
-    """Write an archive of the run that isn't over, whichever wrote the last checkpoint.
+def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -> None:
+    """Write an archive of the run that isn't over, whichever wrote weights last.
 
-    If there is none, neither is the archive: one of an earlier run is removed.
+    Of a run that is only still to be measured these are the final ones. If there is no such run,
+    neither is the archive: one of an earlier run is removed.
     """
-    found: list[tuple[float, Path, Path]] = []
+    found: list[tuple[float, Path, list[Path]]] = []
     for folder in _folders(root):
-        checkpoint = last_checkpoint(folder)
-        if checkpoint is not None and _document(folder)["status"] == "running":
-            found.append((checkpoint.stat().st_mtime, folder, checkpoint))
+        checkpoint, final = last_checkpoint(folder), folder / WEIGHTS[1]
+        if folder.relative_to(root).as_posix() in unmeasured and final.exists():
+            found.append((final.stat().st_mtime, folder, [final]))
+        elif checkpoint is not None and _document(folder)["status"] == "running":
+            found.append((checkpoint.stat().st_mtime, folder, [*checkpoint.iterdir()]))
     if not found:
         path.unlink(missing_ok=True)
         return
-    _, folder, checkpoint = max(found)
+    _, folder, weights = max(found)
     own = [folder / name for name in (RECORD, "log.jsonl")]
     if _document(folder)["config"].get("select") == "best":
         own.append(folder / "best.safetensors")
-    _write(path, root, [*own, *checkpoint.iterdir()], effort=1)
+    _write(path, root, [*own, *weights], effort=1)
 
 
 def restore(path: Path, root: Path) -> list[str]:
@@ -112,12 +116,13 @@ def _document(folder: Path) -> dict[str, Any]:
         raise ValueError(f"can't read the run record {path}: {why!r}") from why
 
 
-def _place(folder: Path) -> tuple[bool, int, str]:
-    """How far a run is: whether it is over, its measurements, its checkpoint."""
+def _place(folder: Path) -> tuple[bool, int, str, bool]:
+    """How far a run is: whether it is over, its measurements, its checkpoint, final weights."""
     over = (folder / RECORD).exists() and _document(folder)["status"] != "running"
     known = sum((folder / name).exists() for name in _files())
     checkpoint = last_checkpoint(folder)
-    return over, known, "" if checkpoint is None else checkpoint.name
+    final = (folder / WEIGHTS[1]).exists()
+    return over, known, "" if checkpoint is None else checkpoint.name, final
 
 
 # ---- in and out
@@ -154,7 +159,7 @@ def _check_names(archive: tarfile.TarFile, path: Path) -> None:
     for member in archive:
         folder, _, file = member.name.rpartition("/")
         resume = file in ("weights.safetensors", "state.pt") and _CHECKPOINT.fullmatch(folder)
-        known = resume or file in (*_files(), "best.safetensors")
+        known = resume or file in (*_files(), *WEIGHTS)
         if not (member.isreg() and known and _FOLDERS.fullmatch(folder)):
             raise ValueError(f"the archive {path} holds {member.name!r}, which isn't expected")
 
@@ -167,6 +172,6 @@ def _move(folder: Path, to: Path) -> None:
         target.parent.mkdir(exist_ok=True)
         if not target.exists():
             os.replace(checkpoint, target)
-    for name in ("best.safetensors", *_files()):
+    for name in (*WEIGHTS, *_files()):
         if (folder / name).exists():
             os.replace(folder / name, to / name)

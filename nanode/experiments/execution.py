@@ -24,7 +24,8 @@ from nanode.training.video import VideoConfig, VideoRecord, train_video
 
 #: What a run that is over doesn't need any more; its record and its journal stay.
 LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
-#: After so many runs in a row that broke off the next would too: a device in a bad state, say.
+#: After runs of so many models in a row that broke off the next would too: a device in a bad state,
+#: say. A single model may be too large on every data set.
 HOPELESS = 2
 
 
@@ -69,12 +70,18 @@ def reproduce(
     overrides: Mapping[str, Any] | None = None,
     prune: bool = False,
     only: Iterable[str] = (),
+    asked: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
     """Carry out an experiment, planning anew whenever finished runs have decided a choice.
 
     A run that breaks off doesn't keep others from being planned, and isn't tried twice in a call.
+    Once ``asked()`` is true, all stops as after ``minutes``.
     """
-    stop, root, ended = until(minutes), Path(root), set[str]()
+    late, root, ended = until(minutes), Path(root), set[str]()
+
+    def stop() -> bool:
+        return asked() or late()
+
     patterns, broken = list(only), dict[str, str]()
     while True:
         planned = [
@@ -117,7 +124,7 @@ def _outcomes(
     runs = [replace(run, config=changed(run.config, changes)) for run in planned]
     # All folders are looked at first: what doesn't fit shows before anything is trained.
     ended = {run.name for run in runs if over(run, root)}
-    in_a_row = 0
+    in_a_row: set[str] = set()
     record: RunRecord | VideoRecord | None
     for run in runs:
         folder, new = Path(root) / run.name, run.name not in ended
@@ -132,11 +139,12 @@ def _outcomes(
             broken[run.name] = f"{type(why).__name__}: {str(why)[:300]}"
             record = None
         if record is None:
-            in_a_row += 1
-            if in_a_row == HOPELESS:
+            in_a_row.add(run.config.model)
+            if len(in_a_row) == HOPELESS:
                 _complain(broken, "; the rest was not tried")
             continue
-        in_a_row = 0 if new else in_a_row
+        if new:
+            in_a_row.clear()
         if record.status == "running":
             continue
         if prune:

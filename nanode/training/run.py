@@ -147,7 +147,8 @@ def _finish(loop: Loop) -> Metrics:
             load_weights(loop.folder / "best.safetensors", setup.model)
         if config.calibration:
             with setup.fabric.autocast():
-                calibrate(setup.model, setup.forward, setup.samples(config.calibration))
+                # Not compiled: in this mode a compiled form would be compiled once more.
+                calibrate(setup.model, setup.model, setup.samples(config.calibration))
         data = setup.data
         held = None if data.validation is None else setup.score(data.validation)
         test = setup.score(data.test) if config.test else None

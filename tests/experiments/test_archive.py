@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,26 @@ def test_an_unfinished_run_goes_on_elsewhere(tmp_path, runs, steps):
     assert not path.exists()  # nothing is unfinished any more
 
 
+def test_a_run_that_is_only_to_be_measured_is_not_trained_again(tmp_path, runs, steps, monkeypatch):
+    there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "some.tar.gz"
+    run = replace(runs[0], measure="fit")
+
+    def interrupted(name, folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nanode.experiments.execution.measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(execute([run], there))
+    trained = steps[0]
+    write_unfinished(path, there, {run.name})
+    assert restore(path, here) == [run.name]
+    assert "some/seed0/final.safetensors" in files(here)
+    list(execute([run], here))
+    assert steps[0] == trained
+    assert (here / run.name / "fit.json").exists()
+
+
 def test_the_last_of_several_unfinished_runs(tmp_path, runs, steps):
     list(outcomes(runs[1:2], tmp_path / "root", stop=until(steps, 3)))
     list(outcomes(runs[:1], tmp_path / "root", stop=until(steps, 6)))
@@ -134,7 +155,6 @@ def packed(path, name, kind=tarfile.REGTYPE, text=b'{"status": "finished", "conf
         (".a/run.json", tarfile.REGTYPE),
         ("run.json", tarfile.REGTYPE),
         ("a/run.sh", tarfile.REGTYPE),
-        ("a/final.safetensors", tarfile.REGTYPE),
         ("a/state.pt", tarfile.REGTYPE),
         ("a/step-00000001/state.pt", tarfile.REGTYPE),
         ("a/run.json", tarfile.SYMTYPE),

@@ -142,17 +142,25 @@ def test_a_run_that_breaks_off_does_not_stop_the_others(tmp_path, runs, steps, c
     assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
 
 
-def test_after_two_in_a_row_the_rest_is_not_tried(tmp_path, runs, monkeypatch):
+@pytest.mark.parametrize("models", [("auto",) * 3, ("auto", "anode", "auto")], ids=["one", "two"])
+def test_after_two_models_in_a_row_the_rest_is_not_tried(tmp_path, runs, monkeypatch, models):
+    """One that is too large for a device says nothing of the next."""
     tried = []
+    runs = [
+        replace(run, config=replace(run.config, model=model))
+        for run, model in zip(runs, models, strict=True)
+    ]
 
     def no_memory(config, folder, stop):
         tried.append(config.seed)
         raise torch.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr("nanode.experiments.execution.train", no_memory)
-    with pytest.raises(BrokenOff, match=r"the rest was not tried.*seed0.*seed1 \(OutOfMemoryError"):
+    all_tried = len(set(models)) == 1
+    with pytest.raises(BrokenOff, match=r"seed0.*seed1 \(OutOfMemoryError") as error:
         list(execute(runs, tmp_path))
-    assert tried == [0, 1]
+    assert ("the rest was not tried" in str(error.value)) != all_tried
+    assert tried == ([0, 1, 2] if all_tried else [0, 1])
 
 
 def test_a_run_that_breaks_off_is_not_tried_again_nor_keeps_others_from_being_planned(

@@ -1,11 +1,12 @@
 """``python -m nanode.experiments``."""
 
 import json
+import signal
 
 import pytest
 import torch
 
-from nanode.experiments.__main__ import main
+from nanode.experiments.__main__ import _asked, _note, main
 from nanode.training.loop import Loop
 
 ARGUMENTS = ["table1", "--budget", "tiny", "--only", "table1/digits/shared/auto/seed0"]
@@ -34,6 +35,11 @@ def test_carries_out_lists_and_reports(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'out' / 'table1.md'}\n"
 
 
+def test_a_pattern_that_matches_nothing_is_mentioned(tmp_path, capsys):
+    assert main([*ARGUMENTS[:-1], "shared/auto", "--root", str(tmp_path), "--list"]) == 0
+    assert "no run planned so far matches shared/auto" in capsys.readouterr().err
+
+
 def test_an_interrupt_is_no_crash(tmp_path, capsys, monkeypatch):
     def stopped(*arguments, **options):
         raise KeyboardInterrupt
@@ -41,6 +47,28 @@ def test_an_interrupt_is_no_crash(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("nanode.experiments.execution.train", stopped)
     assert main([*ARGUMENTS, "--root", str(tmp_path)]) == 130
     assert "goes on from the last checkpoint" in capsys.readouterr().err
+
+
+def test_a_signal_lets_the_step_end_and_writes_a_checkpoint(tmp_path, capsys, monkeypatch):
+    original, count = Loop._step, [0]
+
+    def step(self, images, labels):
+        count[0] += 1
+        if count[0] == 3:
+            _note(signal.SIGTERM, None)
+        return original(self, images, labels)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    run = [*ARGUMENTS, "--root", str(tmp_path), "--set", "progress=false"]
+    try:
+        assert main(run) == 130
+        with pytest.raises(KeyboardInterrupt):
+            _note(signal.SIGTERM, None)  # whoever asks twice doesn't want to wait
+    finally:
+        _asked.clear()
+    assert count[0] == 3
+    assert main(run) == 0
+    assert count[0] == 10  # ten steps in all, none made twice
 
 
 def test_results_travel_in_an_archive(tmp_path, capsys, monkeypatch):
