@@ -12,6 +12,12 @@ from tests.block.common import make
 from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs
 
 
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """torch counts recompilations over all blocks of a process."""
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("weights", ["basis", "network"])
 def test_export_leaves_nothing_behind(weights):
     kind = (
