@@ -7,6 +7,7 @@ and only the first pass through it updates the set.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,31 @@ class BatchNorm(StageAware):
         return len(times) == len(self.times) and all(
             abs(a - b) <= near for a, b in zip(times, self.times, strict=True)
         )
+
+    def get_extra_state(self) -> Tensor:
+        """The times, for the state dict: statistics alone don't say what they belong to."""
+        return torch.tensor(self.times, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Times that came with statistics; as many of another grid will be interpolated."""
+        if len(state) == len(self.running_mean):
+            self.times = tuple(state.tolist())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *others: Any,
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, *others
+        )
+        # Statistics without times are taken for those of the block's own grid.
+        if (key := f"{prefix}_extra_state") in missing_keys:
+            missing_keys.remove(key)
 
     def reset_parameters(self) -> None:
         """Affine back to ones and zeros."""

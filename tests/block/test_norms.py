@@ -185,3 +185,21 @@ def test_two_blocks_on_one_field_are_warned_of():
     for block in (other, one):
         with pytest.warns(UserWarning, match=r"another grid.*a field of its own"):
             block.train()(x)
+
+
+def test_statistics_in_a_state_dict_know_their_times():
+    """Two steps of RK4 and eight of Euler evaluate as often, at other times."""
+    trained = normed(nanode.Backprop(), nanode.RK4(), steps=2)
+    x = torch.randn(32, 3, dtype=DOUBLE)
+    for _ in range(10):
+        trained(x)
+    trained.eval()
+    expected = nanode.ODEBlock(copy.deepcopy(trained.field), 8, nanode.Euler())(x)
+    other = normed(nanode.Backprop(), nanode.Euler(), steps=8)
+    other.load_state_dict(trained.state_dict())
+    assert torch.equal(other.eval()(x), expected)
+    # Without times they are taken for those of the grid at hand.
+    old = {k: v for k, v in trained.state_dict().items() if "extra" not in k}
+    other = normed(nanode.Backprop(), nanode.Euler(), steps=8)
+    other.load_state_dict(old)
+    assert not torch.allclose(other.eval()(x), expected)

@@ -208,6 +208,7 @@ def test_statistics_travel_with_the_state():
         "module.bias",
         "module.running_mean",
         "module.running_var",
+        "module._extra_state",
     ]
     copied = copy.deepcopy(field)
     evaluate(copied, stages[1], batch(5))
