@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -156,17 +158,40 @@ class _Function(nn.Module):
         return value
 
 
-def _reached(function: Callable[..., Any]) -> Iterator[Any]:
-    """The modules that a function closes over or is bound to, and those inside them."""
-    values = [getattr(function, "__self__", None)]
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # empty so far
-            values.append(cell.cell_contents)
-    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    values += [known.get(name) for name in (code.co_names if code is not None else ())]
-    for value in values:
+def _reached(function: Callable[..., Any]) -> Iterator[nn.Module]:
+    """The modules that a function can call without being given them, and those inside them.
+
+    What it closes over, is bound to, has as defaults or attributes or finds among its globals, in
+    containers, partial functions and other functions of its file too.
+    """
+    ahead: list[Any] = [function, getattr(function, "__dict__", None), type(function).__call__]
+    home = getattr(function, "__globals__", None)
+    seen: list[Any] = []  # kept, so that no id is given to another
+    known: set[int] = set()
+    while ahead:
+        value = ahead.pop()
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        seen.append(value)
         if isinstance(value, nn.Module):
             yield from value.modules()
+        elif isinstance(value, dict):
+            ahead += value.values()
+        elif isinstance(value, list | tuple | set):
+            ahead += value
+        elif isinstance(value, partial):
+            ahead += [value.func, value.args, value.keywords]
+        elif isinstance(value, MethodType):
+            ahead += [value.__self__, getattr(value.__self__, "__dict__", None), value.__func__]
+        elif isinstance(value, FunctionType):
+            ahead += [value.__defaults__, value.__kwdefaults__]
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # empty so far
+                    ahead.append(cell.cell_contents)
+            if home is None or value.__globals__ is home:  # not all of torch
+                home = value.__globals__
+                ahead += [home[name] for name in value.__code__.co_names if name in home]
 
 
 def _tracks(part: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """Mistakes that other libraries make without a word."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -217,9 +218,33 @@ def test_statistics_moved_before_the_backward_pass_of_an_evaluation_are_an_error
 
 
 @pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
-@pytest.mark.parametrize("way", ["closed over", "bound", "later"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "closed over",
+        "bound",
+        "later",
+        "object",
+        "list",
+        "partial",
+        "default",
+        "other function",
+        "bound to an object",
+    ],
+)
 def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
     norm = nn.BatchNorm1d(3, affine=False)
+    several = [nn.Identity(), norm]
+
+    class Call:
+        def __init__(self):
+            self.norm = norm
+
+        def __call__(self, t, x):
+            return self.norm(x)
+
+        def slope(self, t, x):
+            return self.norm(x)
 
     class Holder(nn.Module):
         def __init__(self):
@@ -229,7 +254,16 @@ def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
         def slope(self, t, x):
             return self.norm(x)
 
-    functions = {"closed over": lambda t, x: norm(x), "bound": Holder().slope}
+    functions = {
+        "closed over": lambda t, x: norm(x),
+        "bound": Holder().slope,
+        "object": Call(),
+        "list": lambda t, x: several[1](x),
+        "partial": functools.partial(lambda norm, t, x: norm(x), norm),
+        "default": lambda t, x, norm=norm: norm(x),
+        "other function": lambda t, x: (lambda: norm)()(x),
+        "bound to an object": Call().slope,
+    }
     function = functions.get(way, lambda t, x: norm(x) if t > 0.4 else x)
     x = torch.randn(5, 3, requires_grad=True)
     with pytest.raises(ValueError, match="BatchNorm1d with running statistics"):
