@@ -87,6 +87,7 @@ class ODEBlock(nn.Module):
         self.nfe = Evaluations()
         self.steps: int | Schedule | None = None
         self._plan: Plan | None = None
+        self._planned: tuple[Any, ...] = ()
         self.regrid(steps)
 
     def regrid(self, steps: int | Schedule | None) -> None:
@@ -95,6 +96,7 @@ class ODEBlock(nn.Module):
             if steps is not None:
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
             check_adaptive(self.field, self.gradient, self.scale)
+            self._plan, self._planned = None, self._settings()
             return
         if steps is None:
             raise ValueError(
@@ -105,7 +107,21 @@ class ODEBlock(nn.Module):
         )
         self.gradient.check(plan)
         self.steps, self._plan = steps, plan
+        self._planned = self._settings()
         self._prepare()
+
+    def _settings(self) -> tuple[Any, ...]:
+        """All that a plan is made of; whoever changes one has it made anew."""
+        return (
+            self.field,
+            self.steps,
+            self.solver,
+            self.gradient,
+            self.scale,
+            self.interval,
+            self.at,
+            self.check_finite,
+        )
 
     def _prepare(self) -> None:
         """Have the stages keep the basis's values, so that no tracer meets them."""
@@ -122,8 +138,8 @@ class ODEBlock(nn.Module):
         """The state at the end of the interval, or at the times of ``at``."""
         if self.augment:
             x = self._augmented(x)
-        if self._plan is not None and self._plan.field is not self.field:
-            self.regrid(self.steps)  # another field was put in its place
+        if not torch.compiler.is_compiling() and self._settings() != self._planned:
+            self.regrid(self.steps)
         if self._plan is None:
             assert isinstance(self.solver, Adaptive)
             result, evaluations = solve_adaptively(

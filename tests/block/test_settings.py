@@ -126,3 +126,33 @@ def test_the_callers_warnings():
         warnings.simplefilter("always")
         nanode.ODEBlock(moving(nanode.Bucketed(3)), 4, nanode.Heun())
     assert len(caught) == 1
+
+
+CHANGED = {
+    "scale": 3.0,
+    "steps": 9,
+    "solver": nanode.RK4(),
+    "gradient": nanode.Checkpointed(),
+    "interval": (0.0, 0.5),
+    "check_finite": True,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_setting_changed_later_counts(name):
+    field = nanode.TimeVarying(nn.Linear(3, 3).double(), nanode.Legendre(2), start=nanode.Noisy(1))
+    x = torch.randn(4, 3, dtype=torch.float64)
+    block = nanode.ODEBlock(field, 4)
+    block(x)
+    plan = block._plan
+    block(x)
+    assert block._plan is plan
+    setattr(block, name, CHANGED[name])
+    expected = nanode.ODEBlock(field, **{"steps": 4, name: CHANGED[name]})
+    assert torch.equal(block(x), expected(x))
+    assert block._plan is not plan
+    assert (block._plan.check_finite, block.nfe) == (expected.check_finite, expected.nfe)
+    copied = copy.deepcopy(block)
+    plan = copied._plan
+    assert torch.equal(copied(x), expected(x))
+    assert copied._plan is plan
