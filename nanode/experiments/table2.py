@@ -16,6 +16,7 @@ from nanode.experiments.video import (
     STOCHASTIC,
     VideoRun,
     data_of,
+    diverged,
     finished,
     has_bair,
     planned,
@@ -341,6 +342,11 @@ def _missing(root: Path, options: Options) -> str:
     if not any(finished(root, data_of(BAIR, options)).values()):
         there = "its runs aren't over" if has_bair(options) else "the data set was not there"
         words.append(f"BAIR was not run: {there}.")
+    words += [
+        f"**Failed** on {recipe}, and in no mean above: {', '.join(failed)}."
+        for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)
+        if (failed := diverged(root, data_of(recipe, options)))
+    ]
     return "## What is not here\n\n" + " ".join(words)
 
 

@@ -147,6 +147,16 @@ def finished(root: Path, data: str) -> dict[str, list[VideoRun]]:
     return found
 
 
+def diverged(root: Path, data: str) -> list[str]:
+    """The runs on a data set that failed, by model and seed."""
+    found = [p for m in MODELS for p in sorted((root / "table2" / data / m).glob("seed*/run.json"))]
+    return [
+        f"{path.parent.parent.name} {path.parent.name}"
+        for path in found
+        if VideoRecord.load(path).status == "failed"
+    ]
+
+
 def _run(folder: Path) -> VideoRun:
     record = VideoRecord.load(folder / "run.json")
     clips = next((c for name in MEASURES.values() if (c := measured(name, folder))), None)

@@ -1,11 +1,12 @@
 """Reads the records of runs below a root."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.reports.statistics import Spread, spread
 from nanode.training import RunRecord
+from nanode.training.config import differences
 
 
 def find_record(root: Path, name: str) -> RunRecord | None:
@@ -29,7 +30,10 @@ class Cell:
     def read(cls, root: Path, names: Iterable[str], note: str = "") -> "Cell":
         """Those of the named runs that are over."""
         found = (find_record(root, name) for name in names)
-        return cls(tuple(record for record in found if record is not None), note)
+        records = tuple(record for record in found if record is not None)
+        if other := _differing(records):
+            note = "; ".join([*([note] if note else []), f"**not one configuration**: {other}"])
+        return cls(records, note)
 
     @property
     def finished(self) -> list[RunRecord]:
@@ -54,6 +58,13 @@ class Cell:
         if self.failed:
             parts.append(f"failed ({_seeds(self.failed)})")
         return "; ".join([*parts, *([self.note] if self.note else [])]) or "–"
+
+
+def _differing(records: Sequence[RunRecord]) -> str:
+    """What decides results and differs between runs beside their seeds."""
+    plain = [record.config.as_dict() | {"seed": 0, "profile": False} for record in records]
+    keys = [text.split(" ")[0] for other in plain[1:] for text in differences(plain[0], other)]
+    return ", ".join(dict.fromkeys(keys))
 
 
 def _seeds(records: list[RunRecord]) -> str:

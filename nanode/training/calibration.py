@@ -8,7 +8,8 @@ can't be changed for the occasion. Instead the running statistics are set to zer
 after it they are momentum × the batch's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -62,3 +63,14 @@ def calibrate(
         statistic.copy_(total / count)
     model.train(was_training)
     return count
+
+
+@contextmanager
+def kept_statistics(model: nn.Module) -> Iterator[None]:
+    """The model's buffers are afterwards what they were before."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, values in before:
+            buffer.copy_(values)

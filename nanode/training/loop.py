@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nanode.data.batches import stream
 from nanode.data.mixing import Mixed, cutmix
+from nanode.training.calibration import kept_statistics
 from nanode.training.checkpoints import save_checkpoint, save_weights
 from nanode.training.evaluation import Score
 from nanode.training.journal import Journal
@@ -20,6 +21,9 @@ from nanode.training.records import Epoch
 from nanode.training.schedules import rate
 from nanode.training.setup import Setup
 from nanode.trajectories import coefficient_penalty, function_penalty, smoothness_penalty
+
+#: Batches from which norms have their statistics for a look at held-out images between epochs.
+LOOKED_AT = 4
 
 
 class Diverged(RuntimeError):
@@ -125,7 +129,7 @@ class Loop:
         for step, (loss, (_, lr)) in enumerate(zip(losses, self._unread, strict=True), first):
             if not math.isfinite(loss):
                 self.journal.flush()
-                raise self._diverged("training loss", loss, step, lr)
+                raise self.diverged("training loss", loss, step, lr)
             self.journal.write(step, loss=loss, lr=lr)
             self.progress.loss_sum += loss
             self.progress.losses += 1
@@ -144,10 +148,12 @@ class Loop:
         mean = progress.loss_sum / max(progress.losses, 1)
         found: Score | None = None
         if setup.data.validation is not None:
-            with setup.averaged():
+            with setup.averaged(), kept_statistics(setup.model):
+                if setup.average is not None:  # the running statistics are of other weights
+                    setup.calibrate(at_most=LOOKED_AT)
                 found = setup.score(setup.data.validation)
                 if not math.isfinite(found.loss):
-                    raise self._diverged("validation loss", found.loss, progress.step, None)
+                    raise self.diverged("validation loss", found.loss, progress.step, None)
                 if progress.best is None or found.accuracy > progress.best:
                     progress.best = found.accuracy
                     notes = {"epoch": setup.batches.epoch, "accuracy": found.accuracy}
@@ -190,7 +196,8 @@ class Loop:
         weights = {} if average is None else average.state()
         save_checkpoint(self.folder, self.progress.step, setup.model, weights, state)
 
-    def _diverged(self, what: str, value: float, step: int, lr: float | None) -> Diverged:
+    def diverged(self, what: str, value: float, step: int, lr: float | None) -> Diverged:
+        """What to raise for such a value."""
         config = self.setup.config
         return Diverged(
             f"the {what} became {value} at step {step} of {self.setup.steps}"

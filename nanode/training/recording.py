@@ -40,9 +40,15 @@ def begun(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | No
 
 def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], Any]) -> R:
     """The record of a run that begins, or goes on."""
-    if earlier is not None:
-        return replace(earlier, config=setup.config)
     at, modified = commit()
+    if earlier is not None:
+        # What goes on at another commit isn't that of the first: its files differ.
+        differs = True if at != earlier.commit else earlier.modified or modified
+        names = [earlier.hardware.get("name"), hardware(setup.fabric.device).get("name")]
+        both = {"name": ", then ".join(dict.fromkeys(str(name) for name in names))}
+        return replace(
+            earlier, config=setup.config, modified=differs, hardware=earlier.hardware | both
+        )
     return kind(
         config=setup.config,
         seed=setup.config.seed,

@@ -8,6 +8,7 @@ best.safetensors   the best weights on validation
 final.safetensors  the weights that the final metrics belong to
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanode.training.calibration import calibrate
 from nanode.training.checkpoints import (
     last_checkpoint,
     load_checkpoint,
@@ -145,13 +145,13 @@ def _finish(loop: Loop) -> Metrics:
     with setup.averaged():
         if config.select == "best":
             load_weights(loop.folder / "best.safetensors", setup.model)
-        if config.calibration:
-            with setup.fabric.autocast():
-                # Not compiled: in this mode a compiled form would be compiled once more.
-                calibrate(setup.model, setup.model, setup.samples(config.calibration))
+        setup.calibrate()
         data = setup.data
         held = None if data.validation is None else setup.score(data.validation)
         test = setup.score(data.test) if config.test else None
+        for what, found in (("validation loss", held), ("test loss", test)):
+            if found is not None and not math.isfinite(found.loss):
+                raise loop.diverged(what, found.loss, loop.progress.step, None)
         metrics = Metrics(
             validation_loss=None if held is None else held.loss,
             validation_accuracy=None if held is None else held.accuracy,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Images, load
 from nanode.models import create
 from nanode.training.average import Average
+from nanode.training.calibration import calibrate
 from nanode.training.config import AugmentConfig, Settings, TrainConfig
 from nanode.training.evaluation import Score, score
 from nanode.training.journal import check_tensorboard
@@ -48,6 +49,16 @@ class Setup:
         """The model as it is on some images."""
         batches = evaluation_batches(self.config, images)
         return score(self.model, self.forward, batches, self.fabric.autocast())
+
+    def calibrate(self, at_most: int | None = None) -> None:
+        """Find the norms' statistics anew, for the weights as they are."""
+        count = self.config.calibration
+        if at_most is not None:
+            count = min(count, at_most)
+        if count:
+            with self.fabric.autocast():
+                # Not compiled: in this mode a compiled form would be compiled once more.
+                calibrate(self.model, self.model, self.samples(count))
 
     def samples(self, count: int) -> Iterator[Tensor]:
         """Training images as the epochs after the last would show them."""

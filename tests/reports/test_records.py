@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from nanode.reports import Cell, find_record
 
 
@@ -19,6 +21,18 @@ def test_failed_runs_show_and_do_not_count(make):
 
 def test_untested_runs_have_no_number(make):
     assert Cell((make(accuracy=None),)).accuracy is None
+
+
+def test_runs_of_two_configurations_are_not_one_mean(tmp_path, make):
+    for seed, smoothing in enumerate((0.1, 0.0)):
+        folder = tmp_path / f"row/seed{seed}"
+        folder.mkdir(parents=True)
+        record = make(seed=seed, accuracy=0.75)
+        other = replace(record.config, label_smoothing=smoothing)
+        replace(record, config=other).save(folder / "run.json")
+    found = str(Cell.read(tmp_path, ["row/seed0", "row/seed1"]))
+    assert "**not one configuration**: label_smoothing" in found
+    assert "not one" not in str(Cell.read(tmp_path, ["row/seed0"]))
 
 
 def test_reading(tmp_path, make):

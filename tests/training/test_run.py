@@ -204,3 +204,45 @@ def test_progress_goes_to_stderr(tmp_path, config, perceptron, capsys):
         "epoch 1/2",
         "epoch 2/2",
     ]
+
+
+def test_a_look_between_epochs_has_the_statistics_of_averaged_weights(
+    tmp_path, config, monkeypatch
+):
+    """At a high rate the running ones, of weights that are far away by now, say nothing."""
+    config = replace(config, average=0.9, calibration=4, optimizer=OptimizerConfig(lr=3.0))
+    record = train(config, tmp_path / "looked at")
+    # The last look and the final metrics are at the same weights.
+    last = record.curves[-1]
+    assert abs(last.validation_accuracy - record.metrics.validation_accuracy) < 0.02
+    monkeypatch.setattr("nanode.training.setup.Setup.calibrate", lambda self, at_most=None: None)
+    unlooked = train(config, tmp_path / "not looked at")
+    assert [e.train_loss for e in unlooked.curves] == [e.train_loss for e in record.curves]
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
+    steps = iter(range(100))
+    for name in ("a", "b"):
+        monkeypatch.setattr("nanode.training.recording.commit", lambda name=name: (name, False))
+        monkeypatch.setattr(
+            "nanode.training.recording.hardware", lambda device, name=name: {"name": name}
+        )
+        record = train(config, tmp_path, stop=lambda: next(steps) == 5)
+    assert record.status == "finished"
+    assert (record.commit, record.modified) == ("a", True)
+    assert record.hardware["name"] == "a, then b"
+
+
+def test_final_weights_that_are_not_finite_are_a_run_that_diverged(tmp_path, config, monkeypatch):
+    """Without held-out images nothing has looked at them before."""
+    end = Loop._end_epoch
+
+    def spoilt(self):
+        for mean in self.setup.average._mean.values():
+            mean.fill_(float("nan"))
+        end(self)
+
+    monkeypatch.setattr(Loop, "_end_epoch", spoilt)
+    with pytest.raises(Diverged, match="test loss"):
+        train(replace(config, validation=0), tmp_path)
+    assert RunRecord.load(tmp_path / "run.json").status == "failed"

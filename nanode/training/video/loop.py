@@ -93,7 +93,8 @@ class VideoLoop:
             if test or keep:
                 self.clock.start()
         self._read()
-        self._point()
+        if not progress.curves:  # else the steps since the last point are too few for one
+            self._point()
         self._test()
         return True
 
