@@ -159,12 +159,13 @@ class _Replayed(torch.autograd.Function):
     def forward(
         ctx: Any, graphs: Graphs, token: Token, evaluations: Evaluations, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.graphs, ctx.token, ctx.evaluations = graphs, token, evaluations
-        ctx.versions = graphs.versions()
         own = [*graphs.x, *graphs.conditioning]
         for static, given in zip(own, inputs, strict=False):
             static.data.copy_(given)
         graphs.forward.replay()
+        # Only now, with the GPU at work.
+        ctx.graphs, ctx.token, ctx.evaluations = graphs, token, evaluations
+        ctx.versions = graphs.versions()
         return tuple(part.clone() for part in graphs.outputs)
 
     @staticmethod

@@ -45,16 +45,17 @@ def refuse(*args):
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("kind", ["moving", "constant norms", "buckets", "autonomous"])
 @pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
-def test_fused_equals_plain(solver, gradient, kind, device, monkeypatch):
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_fused_equals_plain(steps, solver, gradient, kind, device, monkeypatch):
     """Outputs, gradients and statistics, in float64: only the order of sums differs."""
     field = bottleneck_field(kind).to(device, torch.float64)
     x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2))
     x = x.to(device, torch.float64)
-    plain = passed(nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient, scale=2.0), x)
-    fused = nanode.ODEBlock(field, 6, solver, Compiled(gradient, fused=True), scale=2.0)
+    plain = passed(nanode.ODEBlock(copy.deepcopy(field), steps, solver, gradient, scale=2.0), x)
+    fused = nanode.ODEBlock(field, steps, solver, Compiled(gradient, fused=True), scale=2.0)
     monkeypatch.setattr(type(gradient), "solve", refuse)
     for a, b in zip(passed(fused, x), plain, strict=True):
-        # Undoing six coupled steps multiplies rounding by 0.7^-6 at the most.
+        # Undoing coupled steps multiplies rounding by 0.7^-6 at the most.
         assert (a - b).norm() <= 1e-12 * b.norm()
     assert fused.nfe.forward == len(fused._plan.stages)
 
@@ -76,7 +77,8 @@ def test_segments(segments, hidden, device):
 
 @pytest.mark.parametrize("hidden", [2, 32])
 @pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
-def test_a_solve_may_own_its_memory(solver, gradient, hidden, monkeypatch):
+@pytest.mark.parametrize("steps", [2, 12])
+def test_a_solve_may_own_its_memory(steps, solver, gradient, hidden, monkeypatch):
     """As a captured one does: x, states and cotangents are then written over, results the same."""
 
     class Owning(fused_solve.Run):
@@ -86,7 +88,7 @@ def test_a_solve_may_own_its_memory(solver, gradient, hidden, monkeypatch):
 
     field = bottleneck_field("moving", hidden=hidden).double()
     x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2)).double()
-    fused = nanode.ODEBlock(field, 12, solver, Compiled(gradient, fused=True))
+    fused = nanode.ODEBlock(field, steps, solver, Compiled(gradient, fused=True))
     plain = passed(fused, x)
     monkeypatch.setattr(fused_solve, "Run", Owning)
     own = x.clone().to(memory_format=torch.channels_last).requires_grad_()

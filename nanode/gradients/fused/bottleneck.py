@@ -127,6 +127,15 @@ class Bottlenecks:
         out: Tensor | None = None,
     ) -> tuple[Tensor, Moments | None, Inner]:
         """Σ c·state + scale·f(x), its statistics, and what was made inside."""
+        inner = self.inside(i, x, statistics)
+        matrix, eps = self.weights(i).last, None if self.fixed else self.eps
+        new, following, _ = expand(
+            inner.second, inner.norms[2], matrix, scale, states, eps=eps, out=out
+        )
+        return new, following, inner
+
+    def inside(self, i: int, x: Tensor, statistics: Moments | None) -> Inner:
+        """Evaluation i at x up to its last norm, of which only f itself is left to be made."""
         w, eps = self.weights(i), None if self.fixed else self.eps
         stored = self.fixed[i] if self.fixed else ()
         one = Norm(*w.norms[0], *(statistics or stored[0]))
@@ -134,8 +143,7 @@ class Bottlenecks:
         two = Norm(*w.norms[1], *(found or stored[1]))
         second = self._convolved(activate(h, two, dtype=self.dtype), w.middle)
         three = Norm(*w.norms[2], *(moments(second, eps) if eps else stored[2]))
-        new, following, _ = expand(second, three, w.last, scale, states, eps=eps, out=out)
-        return new, following, Inner((one, two, three), h, second)
+        return Inner((one, two, three), h, second)
 
     def again(self, i: int, h: Tensor, norms: tuple[Norm, Norm, Norm]) -> tuple[Tensor, Tensor]:
         """The middle of evaluation i from its first product: activation and second product."""

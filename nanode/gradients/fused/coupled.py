@@ -13,7 +13,10 @@ from nanode.solvers.invertible import Coupled
 def solve_coupled(
     run: Run, fields: Bottlenecks, x: Tensor
 ) -> tuple[Tensor, list[Tensor], list[Norms]]:
-    """Coupled Euler: y ← λy + (1 − λ)z + h f(z), z ← z + h f(y)."""
+    """Coupled Euler: y ← λy + (1 − λ)z + h f(z), z ← z + h f(y).
+
+    Nobody reads the z after the last f(y), of which only the norms are made: statistics move.
+    """
     assert isinstance(run.stepper, Coupled)
     coupling = run.stepper.coupling
     assert coupling is not None
@@ -24,6 +27,10 @@ def solve_coupled(
         mix = [(coupling, y), (1 - coupling, z)] if k else [(1.0, z)]
         y, found, made = fields.forward(2 * k, z, statistics, h, mix, out=y if k else None)
         norms.append(made.norms)
+        if k + 1 == len(run.widths):
+            if not fields.fixed:
+                norms.append(fields.inside(2 * k + 1, y, found).norms)
+            break
         out = z if k or run.owned else None
         z, statistics, made = fields.forward(2 * k + 1, y, found, h, [(1.0, z)], out=out)
         norms.append(made.norms)
@@ -40,27 +47,26 @@ def pull_undone(
     y, z = kept
     y_out, z_out = (y, z) if run.owned else (None, None)
     gy, factor = g, 1.0
-    gz: Tensor | None = None  # nobody looks at z at the end
+    gz: Tensor | None = None  # nobody looks at the last z, which is not there
     gy_out = g if run.owned else None
-    last = 2 * len(run.widths) - 1
-    h1 = project(y, norms[last][0], fields.weights(last).first, eps=None)[0]
+    last = len(run.widths) - 1
+    fields.skip(2 * last + 1)
+    h1 = project(z, norms[2 * last][0], fields.weights(2 * last).first, eps=None)[0]
     for k in reversed(range(len(run.widths))):
         h, a, b = run.widths[k], 2 * k, 2 * k + 1
-        active, second = fields.again(b, h1, norms[b])
-        into = (norms[a][0], fields.weights(a).first)
-        z, _, before = expand(
-            second, norms[b][2], fields.weights(b).last, -h, [(1.0, z)], out=z_out, following=into
-        )
-        z_out = z
-        if gz is None:
-            fields.skip(b)
-        else:
+        if gz is not None:
+            active, second = fields.again(b, h1, norms[b])
+            into = (norms[a][0], fields.weights(a).first)
+            matrix = fields.weights(b).last
+            z, _, before = expand(
+                second, norms[b][2], matrix, -h, [(1.0, z)], out=z_out, following=into
+            )
+            z_out = z
             inner = Inner(norms[b], h1, second)
             gy = gy_out = fields.pull(b, y, inner, active, gz, h, [(factor, gy)], out=gy_out)
-            del inner
-        assert before is not None
-        h1 = before
-        del active, second, before  # so that they make room for the next ones
+            assert before is not None
+            h1 = before
+            del inner, active, second, before  # so that they make room for the next ones
         active, second = fields.again(a, h1, norms[a])
         following = (norms[a - 1][0], fields.weights(a - 1).first) if k else None
         # y' = λy + (1 − λ)z + hf, hence y = y'/λ + (1 − 1/λ)z − hf/λ.
