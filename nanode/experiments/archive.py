@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import tarfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -61,8 +62,8 @@ def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -
 def restore(path: Path, root: Path) -> list[str]:
     """Unpack an archive below a root; returns the folders whose files were taken.
 
-    A run replaces one of the same name only if it is further: over, measured, or at a later
-    checkpoint. An archive that holds anything unexpected is refused, and nothing is written.
+    A run replaces one of the same name only if it is further: over, ended later, measured, or at a
+    later checkpoint. An archive that holds anything unexpected is refused, and nothing is written.
     """
     taken = []
     with _opened(path) as archive:
@@ -111,18 +112,25 @@ def _document(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {"status": found["status"], "config": dict(found["config"])}
+        known = {"status": found["status"], "config": dict(found["config"])}
+        return known | {time: found.get(time) or "" for time in ("started", "ended")}
     except (OSError, ValueError, KeyError, TypeError) as why:
         raise ValueError(f"can't read the run record {path}: {why!r}") from why
 
 
-def _place(folder: Path) -> tuple[bool, int, str, bool]:
-    """How far a run is: whether it is over, its measurements, its checkpoint, final weights."""
-    over = (folder / RECORD).exists() and _document(folder)["status"] != "running"
-    known = sum((folder / name).exists() for name in _files())
+def _place(folder: Path) -> tuple[bool, str, int, str, bool]:
+    """How far a run is: over, and when; its measurements, its checkpoint, final weights."""
+    record = _document(folder) if (folder / RECORD).exists() else None
+    over = record is not None and record["status"] != "running"
+    ended = record["ended"] if record is not None and over else ""
+    known = sum((folder / name).exists() for name in (*_measured(), RECORD))
     checkpoint = last_checkpoint(folder)
     final = (folder / WEIGHTS[1]).exists()
-    return over, known, "" if checkpoint is None else checkpoint.name, final
+    return over, ended, known, "" if checkpoint is None else checkpoint.name, final
+
+
+def _started(folder: Path) -> str:
+    return str(_document(folder)["started"])
 
 
 # ---- in and out
@@ -165,8 +173,15 @@ def _check_names(archive: tarfile.TarFile, path: Path) -> None:
 
 
 def _move(folder: Path, to: Path) -> None:
-    """Files one by one, the record last: until then the one before it counts."""
+    """Files one by one, the record last: until then the one before it counts.
+
+    What another run of this name left is removed first, its record last.
+    """
     to.mkdir(parents=True, exist_ok=True)
+    if all((f / RECORD).exists() for f in (folder, to)) and _started(folder) != _started(to):
+        shutil.rmtree(to / "checkpoints", ignore_errors=True)
+        for name in (*WEIGHTS, *_files()):
+            (to / name).unlink(missing_ok=True)
     if (checkpoint := last_checkpoint(folder)) is not None:
         target = to / "checkpoints" / checkpoint.name
         target.parent.mkdir(exist_ok=True)

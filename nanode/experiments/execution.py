@@ -132,9 +132,11 @@ def _outcomes(
             continue
         try:
             record = _carry_out(run, folder, stop) if new else load_record(run, folder)
-        except RuntimeError as why:
-            # Too little memory on the device, say: other runs may fit. Only words are kept of it,
-            # since its traceback would keep the run's tensors alive.
+        except (ValueError, OSError):
+            raise  # settings, data, disks: the same for all that would follow
+        except Exception as why:
+            # Too little memory on the device or a kernel that it can't hold, say: other runs may
+            # fit. Only words are kept of it, since its traceback would keep tensors alive.
             traceback.print_exc()
             broken[run.name] = f"{type(why).__name__}: {str(why)[:300]}"
             record = None

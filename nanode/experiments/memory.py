@@ -43,9 +43,9 @@ class Memory:
         return []
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
-        """Measure unless that was done, and write the page."""
-        path = root / FILE
-        if not path.exists():
+        """Measure unless that was done (on a GPU if there is one), and write the page."""
+        path, gpu = root / FILE, torch.cuda.is_available() and not options.tiny
+        if not path.exists() or (gpu and _read(path)["hardware"]["device"] != "cuda"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(measure(options), indent=2) + "\n")
         return [write_page(out / "memory.md", "Activation memory", [memory_section(root)])]
@@ -76,12 +76,16 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def memory_section(root: Path) -> str:
     """The measured bytes as a part of a page; empty if nothing was measured."""
     path = root / FILE
     if not path.exists():
         return ""
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = _read(path)
     held = {
         (row["model"], row["solver"], row["gradient"], row["evaluations"]): row
         for row in found["rows"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.experiments.measurements import measured
-from nanode.experiments.plan import Options, Planned, configured, read_recipe, still_to_come
+from nanode.experiments.plan import Options, Planned, configured, read_recipe, standing
 from nanode.experiments.table1 import shared
 from nanode.reports.claims import Claim, judge
 from nanode.reports.figures import Panel, draw
@@ -69,7 +69,7 @@ class OrderTrain:
             "How well K = 100 evaluations fit the training set after a few epochs without "
             "augmentation or label smoothing: final weights in eval mode on the training images. "
             "One seed.",
-            still_to_come(self.plan(options, root), root),
+            standing(self.plan(options, root), root),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "training accuracy, %", "training loss", "run"], rows),
             _train_verdicts(fits),
@@ -107,7 +107,7 @@ class OrderTest:
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
             "T-NANODE ahead of B-NANODE for every order below the number of steps."
         )
-        still = still_to_come(self.plan(options, root), root)
+        still = standing(self.plan(options, root), root)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(
@@ -162,7 +162,7 @@ FITTED = (
     Claim("order 30 fits the training set better than order 1", ("t-nanode-30",), ("t-nanode-1",)),
     Claim("order 30 fits it better than the constrained ResNet", ("t-nanode-30",), LINES[:1]),
 )
-GROWTH = Claim("accuracy grows with the order of T, 4 to 10", ("t-nanode-10",), ("t-nanode-4",))
+GROWTH = Claim("order 10 of T is more accurate than order 4", ("t-nanode-10",), ("t-nanode-4",))
 
 
 def _train_verdicts(fits: Mapping[str, Mapping[str, float] | None]) -> str:

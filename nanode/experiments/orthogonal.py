@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nanode.experiments.plan import Options, Planned, configured
+from nanode.experiments.plan import Options, Planned, configured, standing
 from nanode.reports.claims import Claim, judge
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
@@ -81,6 +81,7 @@ class FigureOrthogonal:
         settings = {(f"{lr:g}", MODELS[model]): c.records for (lr, model), c in cells.items()}
         parts = [
             about(options),
+            standing(self.plan(options, root), root),
             "![learning curves](figure-orthogonal.png)",
             table(header, rows),
             _verdicts(cells, RATES[options.budget]),

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from nanode.reports.records import find_record
 from nanode.training import TrainConfig, recipe
-from nanode.training.config import Settings
+from nanode.training.config import Settings, differences
 from nanode.training.documents import from_mapping
 from nanode.training.values import check_choice, check_count
 from nanode.training.video import VideoConfig
@@ -90,16 +90,32 @@ class Experiment(Protocol):
         """Write tables and figures into ``out``, from the records below ``root`` alone."""
 
 
-def still_to_come(planned: Sequence[Planned], root: Path) -> str:
-    """How many of the planned runs are over, in a sentence; nothing if all are."""
-    left = [run.name for run in planned if find_record(root, run.name) is None]
-    if not left:
-        return ""
-    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-    return (
-        f"**{len(planned) - len(left)} of {len(planned)} planned runs are over.** Still to come: "
-        f"{', '.join(left[:3])}{more}."
-    )
+def standing(planned: Sequence[Planned], root: Path) -> str:
+    """What stands between the records below a root and the plan, in a sentence or two.
+
+    Runs that are still to come, and runs that were made by other settings than are planned now.
+    Nothing if all are over and as planned.
+    """
+    left, others = [], []
+    for run in planned:
+        record = find_record(root, run.name)
+        if record is None:
+            left.append(run.name)
+        elif different := differences(record.config.as_dict(), run.config.as_dict()):
+            others.append(f"{run.name} ({', '.join(text.split(' ')[0] for text in different)})")
+    parts = []
+    if left:
+        parts.append(
+            f"**{len(planned) - len(left)} of {len(planned)} planned runs are over.** Still to "
+            f"come: {_few(left)}."
+        )
+    if others:
+        parts.append(f"**By other settings than are planned now:** {_few(others)}.")
+    return " ".join(parts)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def configured(

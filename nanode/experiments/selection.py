@@ -8,6 +8,7 @@ from typing import Any
 from nanode.experiments.plan import Planned
 from nanode.reports.records import find_record
 from nanode.training import RunRecord
+from nanode.training.config import differences
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ class Candidate:
 def best(candidates: Sequence[tuple[Planned, Candidate]], root: Path | None) -> Candidate | None:
     """The candidate with the highest validation accuracy, the first of equals.
 
-    None as long as one of the runs isn't over, or if all of them failed.
+    None as long as one of the runs isn't over as it is planned, or if all of them failed.
     """
     if root is None:
         return None
     found: list[tuple[float, Candidate]] = []
     for planned, candidate in candidates:
         record = find_record(root, planned.name)
-        if record is None:
+        if record is None or differences(record.config.as_dict(), planned.config.as_dict()):
             return None
         if record.metrics is not None:
             accuracy = record.metrics.validation_accuracy

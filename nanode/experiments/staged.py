@@ -4,13 +4,16 @@ staged/<data>/select/lr<x>             candidates for the one recipe, compared o
 staged/<data>/select/lr<x>-scale<s>    at the best rate
 staged/<data>/mixing/lr<x>-…cutmix<p>  at the best of these: with and without boxes of other images
 staged/<data>/<model>-k<K>/seed<n>     final runs, on all training images
+
+Rates and scales are chosen on CIFAR-10. Whether mixing pays depends on how many images of a class
+there are, so that every data set chooses for itself.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nanode.experiments.plan import Options, Planned, configured, still_to_come
+from nanode.experiments.plan import Options, Planned, configured, standing
 from nanode.experiments.selection import Candidate, best, validation_text
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import PEERS
@@ -19,8 +22,9 @@ from nanode.reports.settings import settings_table
 from nanode.reports.table1 import TITLES
 
 #: Models with their evaluations a stage: two NANODEs, the ResNet of their parameter count and the
-#: one of their compute.
-ROWS = (("b-nanode-3", 6), ("t-nanode-1", 6), ("uncon-resnet", 3), ("uncon-resnet", 6))
+#: one of their compute. Waves at base frequency 2π: at 1 those of order 1 are hardly independent on
+#: six stages (their condition number is 56 there, and 1.4 at 2π).
+ROWS = (("b-nanode-3", 6), ("t-nanode-1-periodic", 6), ("uncon-resnet", 3), ("uncon-resnet", 6))
 RATES = (0.2, 0.4, 0.8)
 #: Beside the NANODEs' own scale of 1, at the best rate.
 SCALES = (2.5, 6.0)
@@ -33,9 +37,10 @@ MIXING_EPOCHS = 75
 ABOUT = (
     "Test accuracy in per cent, mean ± sample standard deviation over the seeds named behind it. "
     "All rows share one recipe; what is open in it was chosen for the first row on held-out "
-    "CIFAR-10 images, and final runs train on all training images. A scale so chosen is the "
-    "NANODEs' alone: a ResNet's is its depth. Of the two untied ResNets the first has the NANODEs' "
-    f"parameter count, the second their compute. Others, as they report: {PEERS}."
+    "CIFAR-10 images (the mixing of images on those of each data set), and final runs train on all "
+    "training images. A scale so chosen is the NANODEs' alone: a ResNet's is its depth. Of the two "
+    "untied ResNets the first has the NANODEs' parameter count, the second their compute. Others, "
+    f"as they report: {PEERS}."
 )
 
 
@@ -46,12 +51,13 @@ class Staged:
     summary: str = "three stages, for accuracy, beside untied ResNets of the same recipe"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
-        """Candidates for the learning rate, then all rows at the chosen one."""
-        rounds = candidates(options, root)
+        """Candidates, round by round, then all rows at the chosen one."""
+        rounds = [
+            candidates(options, root),
+            *(mixing(data, options, root) for data in options.sets),
+        ]
         runs = [run for found in rounds for run, _ in found]
-        if (chosen := choice(options, root)) is not None:
-            runs += _final(options, chosen)
-        return runs
+        return [*runs, *_final(options, root)]
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The table."""
@@ -77,7 +83,7 @@ class Staged:
         }
         parts = [
             ABOUT,
-            still_to_come(self.plan(options, root), root),
+            standing(self.plan(options, root), root),
             accuracies,
             _choice(root, options),
             settings_table(rows.items(), ["model", "data"]),
@@ -88,26 +94,27 @@ class Staged:
 Round = list[tuple[Planned, Candidate]]
 
 
-def candidates(options: Options, root: Path | None) -> list[Round]:
-    """What the first row's choice is made from, in rounds that begin at the best so far.
-
-    Learning rates, scales beside them, and whether to mix images; a round is left out as long as
-    records of the one before are missing.
-    """
-    rates = [_candidate(Candidate(lr), options) for lr in RATES]
+def candidates(options: Options, root: Path | None) -> Round:
+    """What the first row's rate and scale are chosen from: rates, then scales at the best one."""
+    rates = [_candidate(Candidate(lr), options.main, options) for lr in RATES]
     if (chosen := best(rates, root)) is None:
-        return [rates]
-    scales = [_candidate(replace(chosen, scale=scale), options) for scale in SCALES]
-    if (chosen := best([*rates, *scales], root)) is None:
-        return [rates, scales]
-    mixing = [_candidate(replace(chosen, cutmix=share), options) for share in MIXING]
-    return [rates, scales, mixing]
+        return rates
+    scaled = [replace(chosen, scale=scale) for scale in SCALES]
+    return [*rates, *(_candidate(candidate, options.main, options) for candidate in scaled)]
 
 
-def choice(options: Options, root: Path | None) -> Candidate | None:
-    """What all rows share; None as long as records are missing."""
-    rounds = candidates(options, root)
-    return best(rounds[-1], root) if len(rounds) == 3 else None
+def mixing(data: str, options: Options, root: Path | None) -> Round:
+    """At the best of these, with and without mixing; nothing as long as records are missing."""
+    before = candidates(options, root)
+    chosen = best(before, root) if len(before) > len(RATES) else None
+    if chosen is None:
+        return []
+    return [_candidate(replace(chosen, cutmix=share), data, options) for share in MIXING]
+
+
+def choice(data: str, options: Options, root: Path | None) -> Candidate | None:
+    """What all rows share on a data set; None as long as records are missing."""
+    return best(mixing(data, options, root), root)
 
 
 def name(model: str, steps: int, data: str, seed: int) -> str:
@@ -115,19 +122,22 @@ def name(model: str, steps: int, data: str, seed: int) -> str:
     return f"staged/{data}/{model}-k{steps}/seed{seed}"
 
 
-def _candidate(candidate: Candidate, options: Options) -> tuple[Planned, Candidate]:
-    (model, steps), mixing = ROWS[0], candidate.cutmix is not None
-    epochs = 1 if options.tiny else MIXING_EPOCHS if mixing else SELECT_EPOCHS
+def _candidate(candidate: Candidate, data: str, options: Options) -> tuple[Planned, Candidate]:
+    (model, steps), mixed = ROWS[0], candidate.cutmix is not None
+    epochs = 1 if options.tiny else MIXING_EPOCHS if mixed else SELECT_EPOCHS
     changes = {"epochs": epochs, "test": False} | candidate.changes()
-    config = configured("staged", options, model, options.main, steps, changes)
-    folder = "mixing" if mixing else "select"
-    return Planned(f"staged/{options.main}/{folder}/{candidate}", config), candidate
+    config = configured("staged", options, model, data, steps, changes)
+    folder = "mixing" if mixed else "select"
+    return Planned(f"staged/{data}/{folder}/{candidate}", config), candidate
 
 
-def _final(options: Options, chosen: Candidate) -> Iterator[Planned]:
+def _final(options: Options, root: Path | None) -> Iterator[Planned]:
+    """Seed by seed, on every data set whose choice is made."""
+    choices = {data: choice(data, options, root) for data in options.sets}
     for seed in range(options.seeds if options.budget == "full" else 1):
-        for data in options.sets:
-            for model, steps in ROWS:
+        for data, chosen in choices.items():
+            for model, steps in ROWS if chosen is not None else ():
+                assert chosen is not None
                 own = replace(chosen, scale=None) if model == "uncon-resnet" else chosen
                 # The choice is made: what was held out for it is trained on.
                 changes = own.changes() | {"seed": seed, "validation": 0}
@@ -148,15 +158,19 @@ def _parameters(cells: list[Cell]) -> str:
 
 
 def _choice(root: Path, options: Options) -> str:
+    rounds = {TITLES[options.main]: candidates(options, root)}
+    rounds |= {f"{TITLES[data]}, mixing": mixing(data, options, root) for data in options.sets}
     shown = [
-        f"{candidate}: {validation_text(find_record(root, run.name))}"
-        for found in candidates(options, root)
-        for run, candidate in found
+        f"- {title}: "
+        + ", ".join(f"{c}: {validation_text(find_record(root, run.name))}" for run, c in found)
+        for title, found in rounds.items()
+        if found
     ]
-    chosen = choice(options, root)
-    word = "still open" if chosen is None else str(chosen)
+    chosen = {TITLES[data]: choice(data, options, root) for data in options.sets}
+    words = [f"{title}: {found or 'still open'}" for title, found in chosen.items()]
     return (
         f"The choice, by accuracy on held-out images in per cent after {SELECT_EPOCHS} epochs, or "
-        f"{MIXING_EPOCHS} where the share of mixed batches (cutmix) is named: {', '.join(shown)}. "
-        f"Chosen: {word}."
+        f"{MIXING_EPOCHS} where the share of mixed batches (cutmix) is named:\n\n"
+        + "\n".join(shown)
+        + f"\n\nChosen: {'; '.join(words)}."
     )

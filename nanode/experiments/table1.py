@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nanode.experiments.memory import memory_section
-from nanode.experiments.plan import Options, Planned, configured, read_recipe, still_to_come
+from nanode.experiments.plan import Options, Planned, configured, read_recipe, standing
 from nanode.experiments.selection import Candidate, best, validation_text
 from nanode.reports.records import Cell, find_record
 from nanode.reports.table1 import TITLES, Choice, Column, write_table1
@@ -25,12 +25,21 @@ from nanode.training import TrainConfig
 PAPER = ("auto", "appnode", "con-resnet", "uncon-resnet", "b-nanode-10", "t-nanode-10")
 DEEP = "b-nanode-100"
 #: Rows that the paper mentions, one seed each. Polynomials of degree 4, as in its figure; as many
-#: random features as T-10 has waves.
-OTHERS = ("anode", "monomial-5", "chebyshev-5", "legendre-5", "rff-20", "hyper", "gated-2")
+#: random features as T-10 has waves. And T-10 at base frequency 2π, whose waves are orthogonal.
+OTHERS = (
+    "anode",
+    "monomial-5",
+    "chebyshev-5",
+    "legendre-5",
+    "rff-20",
+    "hyper",
+    "gated-2",
+    "t-nanode-10-periodic",
+)
 LONG = ("t-nanode-10", DEEP)
 PROFILED = "t-nanode-10"
 #: Learning rates to choose from; the shared one is among them.
-RATES = (0.04, 0.1, 0.4, 1.0)
+RATES = (0.1, 0.4, 1.0, 2.5)
 #: Tried at the best learning rate, beside a row's own scale (1, or 10 for residual networks).
 SCALE = 3.0
 #: Candidates of the deep row train for fewer epochs than its final runs, which take ten times as
@@ -70,7 +79,7 @@ class Table1:
             models,
             options.sets,
             [choice for choice in choices if choice is not None],
-            still_to_come(self.plan(options, root), root),
+            standing(self.plan(options, root), root),
             [memory_section(root)],
         )
         return [page]
@@ -236,4 +245,5 @@ def _choice_made(model: str, options: Options, root: Path) -> Choice | None:
         return None
     shown = {str(candidate): validation_text(records[run.name]) for run, candidate in found}
     chosen = choice(model, options, root)
-    return Choice(model, shown, None if chosen is None else str(chosen))
+    edge = chosen is not None and chosen.lr in (RATES[0], RATES[-1])
+    return Choice(model, shown, None if chosen is None else str(chosen), edge)

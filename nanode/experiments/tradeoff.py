@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanode.experiments.measurements import measured
-from nanode.experiments.plan import Options, Planned, configured, still_to_come
+from nanode.experiments.plan import Options, Planned, configured, standing
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
@@ -60,7 +60,7 @@ class Tradeoff:
         }
         parts = [
             ABOUT,
-            still_to_come(self.plan(options, root), root),
+            standing(self.plan(options, root), root),
             "![smoothness, accuracy and steps](tradeoff.png)",
             table(header, rows),
             _grids(found),

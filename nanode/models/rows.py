@@ -1,11 +1,14 @@
 """The rows of the paper's Table 1, and those it mentions: each a rule that makes a flow's field.
 
 A name with ``-D`` takes a number: ``b-nanode-10`` has ten buckets. For polynomials D counts
-coefficients, as in the paper (``chebyshev-4`` has degree 3), for waves the order. With
-``-orthogonal`` behind it every convolution is a product of Householder reflections; with
-``-independent`` all coefficients start at random, as in the paper's figure of Chebyshev weights.
+coefficients, as in the paper (``chebyshev-4`` has degree 3), for waves the order. Waves have the
+paper's base frequency, 1, at which they nearly depend on each other over [0, 1]; with ``-periodic``
+behind the name it is 2π. With ``-orthogonal`` behind it every convolution is a product of
+Householder reflections; with ``-independent`` all coefficients start at random, as in the paper's
+figure of Chebyshev weights.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -165,11 +168,12 @@ def uncon_resnet(setting: Setting, _: int) -> Flow:
     return Flow(TimeVarying(module, Bucketed(setting.steps), start="untied"), residual=True)
 
 
-#: Weights in d buckets; of order d at the paper's base frequency, 1; in d features and a constant;
-#: in polynomials with d coefficients.
+#: Weights in d buckets; of order d at the paper's base frequency, 1, or at 2π; in d features and a
+#: constant; in polynomials with d coefficients.
 FAMILIES: dict[str, Family] = {
     "b-nanode-D": Bucketed,
     "t-nanode-D": Trigonometric,
+    "t-nanode-D-periodic": lambda order: Trigonometric(order, frequency=2 * math.pi),
     "rff-D": RandomFourier,
     "monomial-D": _polynomial(Monomial),
     "chebyshev-D": _polynomial(Chebyshev),

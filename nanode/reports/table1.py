@@ -40,6 +40,8 @@ class Choice:
     candidates: Mapping[str, str]
     #: None as long as candidates are missing.
     chosen: str | None
+    #: Whether no smaller or no larger rate was tried than the chosen one.
+    edge: bool = False
 
 
 def write_table1(
@@ -161,7 +163,8 @@ def _choices(choices: Sequence[Choice]) -> str:
             f"**{name}: {accuracy}**" if name == choice.chosen else f"{name}: {accuracy}"
             for name, accuracy in choice.candidates.items()
         ]
-        rows.append([choice.model, ", ".join(shown), choice.chosen or "none so far"])
+        edge = ", at the edge of what was tried" if choice.edge else ""
+        rows.append([choice.model, ", ".join(shown), f"{choice.chosen or 'none so far'}{edge}"])
     return (
         "## How learning rates and scales were chosen\n\n"
         "By accuracy on held-out training images, in per cent; test images took no part.\n\n"

@@ -132,6 +132,30 @@ def test_what_is_further_stays(tmp_path, runs, steps):
     assert (here / "some/seed0/fit.json").exists()
 
 
+def test_a_run_made_again_replaces_the_older_one(tmp_path, runs):
+    """And never the other way round, however little the newer folder holds."""
+    once, again, here = (tmp_path / name for name in ("once", "again", "here"))
+    paths = [tmp_path / "once.tar.gz", tmp_path / "again.tar.gz"]
+    for root, path in zip((once, again), paths, strict=True):
+        list(execute(runs[:1], root))
+        if root is once:
+            (once / runs[0].name / "fit.json").write_text("{}")
+        else:
+            record = again / runs[0].name / "run.json"
+            years = {"started": "2100-01-01T00:00:00", "ended": "2100-01-01T00:01:00"}
+            record.write_text(json.dumps(json.loads(record.read_text()) | years))
+        write_records(path, root)
+    own = here / runs[0].name
+    assert restore(paths[0], here) == [runs[0].name]
+    assert restore(paths[1], here) == [runs[0].name]
+    new = (again / runs[0].name / "run.json").read_bytes()
+    assert (own / "run.json").read_bytes() == new
+    assert not (own / "fit.json").exists()  # it was measured on other weights
+    (own / "log.jsonl").unlink()
+    assert restore(paths[0], here) == []
+    assert (own / "run.json").read_bytes() == new
+
+
 # ---- archives that are no such thing
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from nanode.experiments import EXPERIMENTS, Options
+from nanode.experiments.plan import standing
 from nanode.experiments.selection import Candidate
 from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, candidates, choice
 
@@ -81,8 +82,8 @@ def test_candidates_never_see_test_images(options):
 
 
 def test_validation_chooses(options, tmp_path, write):
-    accuracies = {0.04: 0.3, 0.1: 0.5, 0.4: 0.8, 1.0: 0.7}
-    assert max(accuracies, key=lambda lr: 1 - accuracies[lr]) == 0.04  # what test would choose
+    accuracies = {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3}
+    assert max(accuracies, key=lambda lr: 1 - accuracies[lr]) == 2.5  # what test would choose
     decide(options, tmp_path, write, "auto", accuracies)
     assert choice("auto", options, tmp_path) == Candidate(lr=0.4)
     own = [run for run in TABLE1.plan(options, tmp_path) if "/own/auto/" in run.name]
@@ -94,7 +95,7 @@ def test_validation_chooses(options, tmp_path, write):
 
 
 def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
-    accuracies = {0.04: 0.3, 0.1: 0.5, 0.4: 0.6, 1.0: 0.7}
+    accuracies = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
     decide(options, tmp_path, write, "t-nanode-10", accuracies, other=0.75)
     assert choice("t-nanode-10", options, tmp_path) == Candidate(lr=1.0, scale=3.0)
     plan = TABLE1.plan(options, tmp_path)
@@ -108,7 +109,7 @@ def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
 
 
 def test_the_shared_recipe_is_not_repeated_where_it_is_best(options, tmp_path, write):
-    decide(options, tmp_path, write, "auto", {0.04: 0.3, 0.1: 0.9, 0.4: 0.6, 1.0: 0.7})
+    decide(options, tmp_path, write, "auto", {0.1: 0.9, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3})
     assert choice("auto", options, tmp_path) == Candidate(lr=0.1)
     assert not [run for run in TABLE1.plan(options, tmp_path) if "/own/auto/" in run.name]
 
@@ -126,7 +127,7 @@ def test_nothing_is_chosen_while_candidates_are_missing(options, tmp_path, write
 
 def test_candidates_that_fail_are_out(options, tmp_path, write):
     for run, candidate in candidates("auto", options, tmp_path):
-        status = "failed" if candidate.lr == 1 else "finished"
+        status = "failed" if candidate.lr >= 1 else "finished"
         write(run, validation=0.5 + candidate.lr / 10, status=status)
     assert candidates("auto", options, tmp_path)[-1][1] == Candidate(lr=0.4, scale=3.0)
     for run, _ in candidates("t-nanode-10", options, tmp_path):
@@ -134,8 +135,27 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
     assert choice("t-nanode-10", options, tmp_path) is None
 
 
+def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
+    """A choice is made between runs as they are planned now; a page names those that are not."""
+    decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
+    run = candidates("auto", options, tmp_path)[1][0]
+    write(replace(run, config=replace(run.config, epochs=2)), validation=0.9)
+    assert choice("auto", options, tmp_path) is None
+    words = standing([run], tmp_path)
+    assert words == f"**By other settings than are planned now:** {run.name} (epochs)."
+
+
+def test_a_choice_at_the_edge_is_marked(options, tmp_path, write):
+    decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.8})
+    (page,) = TABLE1.report(tmp_path, tmp_path, options)
+    assert "lr2.5, at the edge of what was tried" in page.read_text()
+    decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.9, 2.5: 0.8})
+    (page,) = TABLE1.report(tmp_path, tmp_path, options)
+    assert "at the edge" not in page.read_text()
+
+
 def test_names_of_candidates():
-    assert [str(Candidate(lr=lr)) for lr in RATES] == ["lr0.04", "lr0.1", "lr0.4", "lr1"]
+    assert [str(Candidate(lr=lr)) for lr in RATES] == ["lr0.1", "lr0.4", "lr1", "lr2.5"]
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_claims(write, page):
 def test_a_part_of_the_runs(write, page):
     write("table1/cifar10/shared/auto/seed0", model="auto")
     text = page(budget="short", seeds=1)
-    # Six rows of the paper, seven others, the deep one, three more rates for each of the six.
-    assert "**1 of 32 planned runs are over.** Still to come: table1/cifar10/shared/appnode" in text
-    assert "and 28 more." in text
+    # Six rows of the paper, eight others, the deep one, three more rates for each of the six.
+    assert "**1 of 33 planned runs are over.** Still to come: table1/cifar10/shared/appnode" in text
+    assert "and 29 more." in text
 
 
 def test_memory_beside_the_papers(write, page):
@@ -92,13 +92,13 @@ def test_memory_beside_the_papers(write, page):
 
 def test_choices_still_open_and_made(write, page, tmp_path):
     options = Options(budget="full", data=("cifar10",))
-    accuracy = {0.04: 0.3, 0.1: 0.5, 0.4: 0.6, 1.0: 0.4}
+    accuracy = {0.1: 0.5, 0.4: 0.6, 1.0: 0.4, 2.5: 0.3}
     found = candidates("auto", options, tmp_path)
     for run, candidate in found[:2]:
         write(run.name, model="auto", lr=candidate.lr)
     assert rows(page(), "CIFAR-10")["auto"][2] == "choice still open"
     shown = rows(page(), "How learning rates and scales were chosen")["auto"]
-    assert shown[0].endswith("lr0.4: missing, lr1: missing")
+    assert shown[0].endswith("lr1: missing, lr2.5: missing")
     assert shown[1] == "none so far"
     for run, candidate in found:
         place = tmp_path / run.name
@@ -111,7 +111,7 @@ def test_choices_still_open_and_made(write, page, tmp_path):
     assert rows(page(), "CIFAR-10")["auto"][2] == "88.00 (seed 0)"
     shown = rows(page(), "How learning rates and scales were chosen")["auto"]
     assert shown == [
-        "lr0.04: 30.00, lr0.1: 50.00, **lr0.4: 60.00**, lr1: 40.00, lr0.4-scale3: 55.00",
+        "lr0.1: 50.00, **lr0.4: 60.00**, lr1: 40.00, lr2.5: 30.00, lr0.4-scale3: 55.00",
         "lr0.4",
     ]
 
