@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanode.experiments.plan import Options, Planned
+from nanode.experiments.plan import Options, Planned, standing
 from nanode.experiments.table2 import Runs
 from nanode.experiments.video import FILM, STOCHASTIC, data_of, finished, planned
 from nanode.reports.figures import Panel, draw
@@ -43,7 +43,8 @@ class FigureVideo:
         figure = draw(out / f"{NAME}.png", _panels(runs))
         films = _films(runs, out)
         shown = [f"![{path.stem}]({path.name})" for path in films]
-        parts = [ABOUT, f"![losses and quality]({NAME}.png)", *shown]
+        still = standing(self.plan(options, root), root)
+        parts = [ABOUT, still, f"![losses and quality]({NAME}.png)", *shown]
         return [figure, *films, write_page(out / f"{NAME}.md", "Video prediction", parts)]
 
 

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from nanode.reports.records import find_record
-from nanode.training import TrainConfig, recipe
+from nanode.reports.records import find_record_of
+from nanode.training import RunRecord, TrainConfig, recipe
 from nanode.training.config import Settings, differences
 from nanode.training.documents import from_mapping
 from nanode.training.values import check_choice, check_count
-from nanode.training.video import VideoConfig
+from nanode.training.video import VideoConfig, VideoRecord
 
 C = TypeVar("C", bound=Settings)
 
@@ -98,7 +98,8 @@ def standing(planned: Sequence[Planned], root: Path) -> str:
     """
     left, others = [], []
     for run in planned:
-        record = find_record(root, run.name)
+        kind = VideoRecord if isinstance(run.config, VideoConfig) else RunRecord
+        record = find_record_of(kind, root, run.name)
         if record is None:
             left.append(run.name)
         elif different := differences(record.config.as_dict(), run.config.as_dict()):

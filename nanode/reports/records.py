@@ -3,18 +3,27 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from nanode.reports.statistics import Spread, spread
 from nanode.training import RunRecord
 from nanode.training.config import differences
+from nanode.training.records import Record
+
+R = TypeVar("R", bound=Record)
 
 
 def find_record(root: Path, name: str) -> RunRecord | None:
     """The record of a run that is over, finished or failed; None if there is none."""
+    return find_record_of(RunRecord, root, name)
+
+
+def find_record_of(kind: type[R], root: Path, name: str) -> R | None:
+    """The same of any kind of run."""
     path = root / name / "run.json"
     if not path.exists():
         return None
-    record = RunRecord.load(path)
+    record = kind.load(path)
     return None if record.status == "running" else record
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
-from nanode.experiments.table2 import MEMORY, PAPER, comparisons, memory_section
+from nanode.experiments.plan import standing
+from nanode.experiments.table2 import MEMORY, PAPER, comparisons, memory_section, speed_section
 from nanode.experiments.video import MODELS, finished, planned
 from nanode.models.video import create
 from nanode.training.video import Best, Elbo, Point, VideoMetrics, VideoRecord
@@ -29,8 +30,9 @@ def test_the_plan(budget, tmp_path):
     figure = EXPERIMENTS["figure-video"].plan(options)
     assert figure == runs[:6]
     if budget != "tiny":
-        assert {run.config.minutes for run in runs} == {3.0 if budget == "short" else 60.0}
+        assert {run.config.minutes for run in runs} == {2.4 if budget == "short" else 60.0}
         assert {run.config.steps for run in runs} == {None}
+        assert [run.measure for run in runs[6:]] == ["prediction"] * 3
         deterministic = runs[-1].config
         assert (deterministic.n_past, deterministic.n_future, deterministic.n_eval) == (10, 10, 20)
         (tmp_path / "softmotion30_44k").mkdir()
@@ -125,6 +127,31 @@ def test_losses_are_compared_at_steps_that_all_runs_have(tmp_path, write):
     # NANODE was tested at step 25, where its time was over; the others at 20 and 30.
     assert "same number of steps: 20" in steps
     assert _ratios(steps) == {"svg": "1.000", "svg-auto": "1.000", "svg-nanode": "0.500"}
+
+
+def test_a_model_that_failed_does_not_take_the_others_along(tmp_path, write):
+    runs = {run.config.model: run for run in planned(Options(seeds=1))[:3]}
+    write(runs["svg"], [4.0, 2.0, 3.0], pace=1.0)
+    write(runs["svg-nanode"], [2.0, 1.5, 2.5], pace=1.0)
+    time, _ = comparisons("Moving MNIST", finished(tmp_path, "moving-mnist"), column=0)
+    assert _ratios(time) == {"svg": "1.000", "svg-nanode": "0.750"}
+    assert "lower −ELBO than Auto: not measured" in time
+    # Steps that were made, though the lowest loss was found before.
+    assert "| svg | 1 | 30 |" in time
+    words = standing(planned(Options(seeds=1)), tmp_path)
+    assert words.startswith("**2 of 6 planned runs are over.** Still to come: table2/moving-mnist/")
+
+
+def test_speeds_beside_svg_are_judged():
+    rows = [
+        {"model": "svg", "width": 16, "gradient": None, "steps_per_second": 10.0},
+        {"model": "svg-nanode", "width": 16, "gradient": "backprop", "steps_per_second": 4.4},
+        {"model": "svg-nanode", "width": 16, "gradient": "checkpointed", "steps_per_second": 3.6},
+    ]
+    rows = [row | {"batch_size": 100} for row in rows]
+    text = speed_section({"hardware": {"name": "mine", "device": "cuda"}, "rows": rows})
+    assert "| svg-nanode | 16 | backprop | 4.40 | 0.440 | 0.45: **did not hold** |" in text
+    assert "| svg-nanode | 16 | checkpointed | 3.60 | 0.360 | 0.35: held |" in text
 
 
 def _ratios(text):

@@ -92,6 +92,8 @@ class VideoConfig:
     """Test clips that the loss is measured on; their latents are drawn from one stream for all."""
     evaluate_every: int = 600
     """Steps between two measurements of the loss on test clips."""
+    point_every: int = 50
+    """Steps in a point of the curve, which is their mean; each point makes a GPU wait."""
     compile: bool = False
     """Compile encoder and decoder; ``options`` can compile single flows instead."""
     channels_last: bool = False
@@ -102,8 +104,6 @@ class VideoConfig:
     """The folder of the data sets; null takes NANODE_DATA's, or the user's cache."""
     device: str = "auto"
     """``cpu``, ``cuda``, or ``auto``, which takes a GPU where there is one."""
-    log_every: int = 50
-    """Steps in a point of the curve; each point makes a GPU wait."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; null writes one at each measurement on test clips."""
     tensorboard: bool = False
@@ -117,9 +117,15 @@ class VideoConfig:
         for name in ("data_options", "options"):
             check_keywords(name, getattr(self, name))
         check_seed("seed", self.seed)
-        for name in ("n_past", "n_future", "batch_size", "test_clips", "evaluate_every"):
+        for name in (
+            "n_past",
+            "n_future",
+            "batch_size",
+            "test_clips",
+            "evaluate_every",
+            "point_every",
+        ):
             check_count(name, getattr(self, name))
-        check_count("log_every", self.log_every)
         check_count("n_eval", self.n_eval, least=self.n_past + 1)
         check_count("calibration", self.calibration, least=0)
         check_number("beta", self.beta, above=0)

@@ -77,7 +77,7 @@ class VideoLoop:
                 return False
             self._unread.append(self._step())
             progress.step += 1
-            point = progress.step % config.log_every == 0
+            point = progress.step % config.point_every == 0
             test = progress.step % config.evaluate_every == 0
             every = config.checkpoint_every
             keep = test if every is None else progress.step % every == 0

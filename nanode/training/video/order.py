@@ -12,19 +12,21 @@ from nanode.data.batches import stream
 class Order:
     """Goes through ``count`` clips in batches, each pass in an order of its own.
 
+    Clips that are made when asked for are ``endless``: no pass has one of an earlier pass.
+
     >>> order = Order(count=5, batch_size=2, seed=0)
     >>> passes = torch.cat([order.indices(step) for step in (0, 1)])
     >>> len(passes.unique())
     4
     """
 
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+    def __init__(self, count: int, batch_size: int, seed: int, endless: bool = False) -> None:
         if count < batch_size:
             raise ValueError(
                 f"there are {count:,} clips, fewer than a batch of {batch_size:,}: take a smaller "
                 "batch_size"
             )
-        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.count, self.batch_size, self.seed, self.endless = count, batch_size, seed, endless
         self._drawn: tuple[int, Tensor] | None = None
 
     def indices(self, step: int) -> Tensor:
@@ -32,7 +34,8 @@ class Order:
         number, place = divmod(step, self.count // self.batch_size)
         if self._drawn is None or self._drawn[0] != number:
             generator = stream(self.seed, number, "clips")
-            self._drawn = number, torch.randperm(self.count, generator=generator)
+            first = number * self.count if self.endless else 0
+            self._drawn = number, first + torch.randperm(self.count, generator=generator)
         return self._drawn[1][place * self.batch_size :][: self.batch_size]
 
 

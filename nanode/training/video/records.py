@@ -39,7 +39,7 @@ class VideoMetrics:
     """How far a run came."""
 
     steps: int
-    #: The lowest mean training loss over ``log_every`` steps, as the paper reports it.
+    #: The lowest mean training loss over ``point_every`` steps, as the paper reports it.
     best_train: Best
     #: The lowest loss on test clips met on the way.
     best_test: Best

@@ -98,7 +98,8 @@ def prepare(config: VideoConfig) -> VideoSetup:
     data = load_clips(config, fabric.device)
     for clips in (data.train, data.test):
         check_length(clips, config.length, f"n_past + n_future = {config.length}")
-    order = Order(len(data.train), config.batch_size, config.seed)
+    endless = data.train.length is None
+    order = Order(len(data.train), config.batch_size, config.seed, endless)
     torch.manual_seed(config.seed)
     model = make_model(config, data.train.channels, data.train.size).to(fabric.device)
     frames = data.train.frames(order.indices(0), config.length)

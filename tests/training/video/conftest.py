@@ -60,7 +60,7 @@ def config(clips):
         calibration=2,
         test_clips=5,
         evaluate_every=6,
-        log_every=4,
+        point_every=4,
         device="cpu",
         progress=False,
         optimizer=AdamConfig(lr=5e-3),

@@ -12,6 +12,12 @@ def test_each_pass_shows_every_clip_once_in_an_order_of_its_own():
     assert not torch.equal(*passes)
 
 
+def test_endless_clips_never_come_again():
+    order = Order(count=12, batch_size=4, seed=0, endless=True)
+    shown = torch.cat([order.indices(step) for step in range(9)])
+    assert sorted(shown.tolist()) == list(range(36))
+
+
 def test_a_step_is_the_same_whatever_came_before():
     order, again = (Order(count=10, batch_size=3, seed=7) for _ in range(2))
     steps = [order.indices(step) for step in range(9)]

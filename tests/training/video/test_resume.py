@@ -61,7 +61,10 @@ def test_time_goes_on_where_it_was(tmp_path, config, interrupt):
 def test_a_finished_run_is_not_repeated(tmp_path, config, interrupt):
     record = train_video(config, tmp_path)
     interrupt(0)
-    assert train_video(replace(config, log_every=7), tmp_path) == record
+    assert train_video(replace(config, data_root="elsewhere", progress=True), tmp_path) == record
+    # The lowest point of a curve is reported, and points are means over so many steps.
+    with pytest.raises(ValueError, match="another configuration: point_every"):
+        train_video(replace(config, point_every=7), tmp_path)
     with pytest.raises(ValueError, match=r"another configuration: beta \(0.0001 there, 0.1 here\)"):
         train_video(replace(config, beta=0.1), tmp_path)
     with pytest.raises(ValueError, match="holds a run already"):

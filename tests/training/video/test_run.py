@@ -33,7 +33,7 @@ def test_learns_squares(tmp_path, config):
     options = {"width": 4, "g_dim": 32, "z_dim": 4, "rnn_size": 64, "skip": "every"}
     optimizer = AdamConfig(lr=1e-2)
     config = replace(
-        config, n_past=2, n_future=2, batch_size=8, steps=60, evaluate_every=60, log_every=20
+        config, n_past=2, n_future=2, batch_size=8, steps=60, evaluate_every=60, point_every=20
     )
     record = train_video(replace(config, options=options, optimizer=optimizer), tmp_path)
     # The best constant image has the mean brightness, 16 of 256 pixels: it is off by 1/16 - 1/256
@@ -131,7 +131,7 @@ def test_a_budget_of_minutes(tmp_path, config):
     # It ends with the step that passes the limit; a mean over fewer steps than others is no point.
     assert 2.0 <= last.seconds < 4.0
     steps = [point.step for point in record.curves]
-    assert steps == list(range(config.log_every, last.step + 1, config.log_every))
+    assert steps == list(range(config.point_every, last.step + 1, config.point_every))
 
 
 @pytest.mark.usefixtures("unmeasured")
