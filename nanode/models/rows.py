@@ -73,16 +73,17 @@ class Flow:
     augment: int = 0
 
 
-Row = Callable[[Setting, int], Flow]
-_ROWS: dict[str, Row] = {}
+Row = Callable[[Setting, int, Form | None], Flow]
+_ROWS: dict[str, Callable[[Setting, int], Flow]] = {}
 
 
 def row(name: str) -> Callable[[Row], Row]:
-    """Register a row under a name; ``-D`` in it stands for a number."""
+    """Register a row under a name, and its orthogonal variant; ``-D`` stands for a number."""
 
     def register(rule: Row) -> Row:
         assert name not in _ROWS, f"two rows are called {name}"
-        _ROWS[name] = rule
+        _ROWS[name] = lambda setting, d: rule(setting, d, None)
+        _ROWS[f"{name}-orthogonal"] = lambda setting, d: rule(setting, d, Householder())
         return rule
 
     return register
@@ -116,17 +117,16 @@ class Moving:
     """A row whose weights move in a family of bases."""
 
     family: Family
-    form: Form | None = None
     start: Start | None = None
 
-    def __call__(self, setting: Setting, d: int) -> Flow:
+    def __call__(self, setting: Setting, d: int, form: Form | None) -> Flow:
         """Its flow with so many parts."""
         field = TimeVarying(
             setting.make(setting.width),
             self.family(d),
             start=self.start,
             overrides=setting.overrides,
-            orthogonal=self.form,
+            orthogonal=form,
         )
         return Flow(field)
 
@@ -136,36 +136,50 @@ def _polynomial(family: Family) -> Family:
     return lambda d: family(d - 1) if d > 1 else Constant()
 
 
+def _still(module: nn.Module, form: Form | None) -> Field:
+    """Constant weights, or constant orthogonal ones."""
+    return Autonomous(module) if form is None else TimeVarying(module, Constant(), orthogonal=form)
+
+
 @row("auto")
-def auto(setting: Setting, _: int) -> Flow:
+def auto(setting: Setting, _: int, form: Form | None) -> Flow:
     """Constant weights."""
-    return Flow(Autonomous(setting.make(setting.width)))
+    return Flow(_still(setting.make(setting.width), form))
 
 
 @row("appnode")
-def appnode(setting: Setting, _: int) -> Flow:
+def appnode(setting: Setting, _: int, form: Form | None) -> Flow:
     """Constant weights, t appended to the input of every convolution."""
-    return Flow(TimeAppended(setting.make(setting.width)))
+    field = TimeAppended(setting.make(setting.width))
+    if form is None:
+        return Flow(field)
+    # Of [W, w_t] the part that acts on x is orthogonal.
+    return Flow(TimeVarying(field.module, Constant(), orthogonal={"*.layer.weight": form}))
 
 
 @row("anode")
-def anode(setting: Setting, _: int) -> Flow:
+def anode(setting: Setting, _: int, form: Form | None) -> Flow:
     """Constant weights on a state with a sixteenth more channels, zero at the start."""
     augment = max(1, setting.width // 16)
-    return Flow(Autonomous(setting.make(setting.width + augment)), augment=augment)
+    return Flow(_still(setting.make(setting.width + augment), form), augment=augment)
 
 
 @row("con-resnet")
-def con_resnet(setting: Setting, _: int) -> Flow:
+def con_resnet(setting: Setting, _: int, form: Form | None) -> Flow:
     """A residual network whose layers share their weights."""
-    return Flow(Autonomous(setting.make(setting.width)), residual=True)
+    return Flow(_still(setting.make(setting.width), form), residual=True)
 
 
 @row("uncon-resnet")
-def uncon_resnet(setting: Setting, _: int) -> Flow:
+def uncon_resnet(setting: Setting, _: int, form: Form | None) -> Flow:
     """A residual network: weights and norms of its own in every layer, drawn independently."""
-    module = setting.make(setting.width)
-    return Flow(TimeVarying(module, Bucketed(setting.steps), start="untied"), residual=True)
+    if not setting.moving_norms:
+        raise ValueError(
+            "the layers of uncon-resnet have norms of their own: leave moving_norms out, or use "
+            "con-resnet"
+        )
+    module, basis = setting.make(setting.width), Bucketed(setting.steps)
+    return Flow(TimeVarying(module, basis, start="untied", orthogonal=form), residual=True)
 
 
 #: Weights in d buckets; of order d at the paper's base frequency, 1, or at 2π; in d features and a
@@ -181,21 +195,19 @@ FAMILIES: dict[str, Family] = {
 }
 for _name, _family in FAMILIES.items():
     row(_name)(Moving(_family))
-    row(f"{_name}-orthogonal")(Moving(_family, Householder()))
-for _name, _form in (("", None), ("-orthogonal", Householder())):
-    _drawn = Moving(FAMILIES["chebyshev-D"], _form, Independent())
-    row(f"chebyshev-D-independent{_name}")(_drawn)
+row("chebyshev-D-independent")(Moving(FAMILIES["chebyshev-D"], Independent()))
 
 
 @row("hyper")
-def hyper(setting: Setting, _: int) -> Flow:
+def hyper(setting: Setting, _: int, form: Form | None) -> Flow:
     """Each weight a shared small network's output at its embedding and t."""
     factory: TrajectoryFactory = Hypernetwork
     module = setting.make(setting.width)
-    return Flow(TimeVarying(module, weights=factory, overrides=setting.overrides))
+    field = TimeVarying(module, weights=factory, overrides=setting.overrides, orthogonal=form)
+    return Flow(field)
 
 
 @row("gated-D")
-def gated(setting: Setting, d: int) -> Flow:
+def gated(setting: Setting, d: int, form: Form | None) -> Flow:
     """d autonomous fields mixed by sigmoid gates of t."""
-    return Flow(Gated([setting.make(setting.width) for _ in range(d)]))
+    return Flow(Gated([_still(setting.make(setting.width), form) for _ in range(d)]))

@@ -43,7 +43,7 @@ def settings_table(
 def initialisation(record: RunRecord) -> str:
     """What the weights are before training."""
     model = record.config.model
-    if model == "uncon-resnet":
+    if model.startswith("uncon-resnet"):
         return "each layer drawn by itself"
     if model.startswith("gated-"):
         return "each field drawn by itself"
@@ -56,9 +56,7 @@ def norm_affines(record: RunRecord) -> str:
     """Whether scales and shifts of norms are functions of time, too."""
     if not _moves(record):
         return "constant"
-    # The residual network's layers have norms of their own, whatever the option says.
-    always = record.config.model == "uncon-resnet"
-    return "move" if always or record.config.options.get("moving_norms", True) else "constant"
+    return "move" if record.config.options.get("moving_norms", True) else "constant"
 
 
 def hardware(record: RunRecord) -> str:
@@ -74,7 +72,8 @@ def commit(record: Record) -> str:
 
 
 def _moves(record: RunRecord) -> bool:
-    return any(flow.field.startswith("TimeVarying") for flow in record.flows)
+    fields = [flow.field for flow in record.flows]
+    return any(name.startswith("TimeVarying(") and "(Constant(" not in name for name in fields)
 
 
 def _flow(show: Callable[[Flow], str]) -> Callable[[RunRecord], str]:

@@ -83,4 +83,4 @@ def _board(folder: Path, step: int) -> Any:
     check_tensorboard()
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step or None)
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from nanode.training.optimizers import set_rate
 from nanode.training.progress import Clock, Progress
 from nanode.training.records import Epoch
 from nanode.training.schedules import rate
-from nanode.training.setup import Setup
-from nanode.trajectories import coefficient_penalty, function_penalty, smoothness_penalty
+from nanode.training.setup import Setup, penalty
 
 #: Batches from which norms have their statistics for a look at held-out images between epochs.
 LOOKED_AT = 4
+#: An epoch that ends so soon after a checkpoint writes none: they take a tenth of a second or two.
+SECONDS_APART = 20.0
 
 
 class Diverged(RuntimeError):
@@ -40,9 +42,11 @@ class Loop:
         self.clock, self.progress = clock, progress
         #: Losses and rates of the steps since the last look, still on the device.
         self._unread: list[tuple[Tensor, float]] = []
+        #: When the last checkpoint was written, and at which step.
+        self._saved = -math.inf, progress.step
 
     def run(self, after_epoch: Callable[[], object], stop: Callable[[], bool]) -> bool:
-        """Train to the end; ``after_epoch`` is called once the checkpoint of an epoch is there.
+        """Train to the end; ``after_epoch`` is called once an epoch has been looked at.
 
         As soon as ``stop()`` is true, at most a step later, a checkpoint is written and the result
         is False.
@@ -52,6 +56,8 @@ class Loop:
         setup.model.train()
         while setup.batches.epoch < setup.config.epochs:
             if stop():
+                if self._saved[1] != progress.step:
+                    self._checkpoint()
                 return False
             self.clock.start()
             for images, labels in setup.batches:
@@ -83,7 +89,8 @@ class Loop:
         with setup.fabric.autocast():
             logits = setup.forward(batch.images)
         loss = self._loss(logits.float(), batch)
-        setup.fabric.backward(loss if config.penalty.weight == 0 else loss + self._penalty())
+        total = loss + penalty(config.penalty, setup.model) if config.penalty.weight else loss
+        setup.fabric.backward(total)
         if config.clip is not None:
             setup.fabric.clip_gradients(
                 setup.model, setup.optimizer, max_norm=config.clip, error_if_nonfinite=False
@@ -111,13 +118,6 @@ class Loop:
             other = F.cross_entropy(logits, batch.others, label_smoothing=smoothing)
             loss = (1 - batch.share) * loss + batch.share * other
         return loss
-
-    def _penalty(self) -> Tensor:
-        penalty, model = self.setup.config.penalty, self.setup.model
-        if penalty.name == "smoothness":
-            return penalty.weight * smoothness_penalty(model, penalty.derivative)
-        kinds = {"coefficients": coefficient_penalty, "function": function_penalty}
-        return penalty.weight * kinds[penalty.name](model)
 
     def _read(self) -> None:
         """Look at the losses of the steps since the last look: a GPU waits here."""
@@ -168,7 +168,9 @@ class Loop:
         progress.curves.append(point)
         progress.loss_sum, progress.losses = 0.0, 0
         self.journal.write(progress.step, epoch=point.epoch, train_loss=mean, **_shown(found))
-        self._checkpoint()
+        last = setup.batches.epoch == setup.config.epochs
+        if last or time.monotonic() - self._saved[0] >= SECONDS_APART:
+            self._checkpoint()
         line = f"epoch {point.epoch}/{setup.config.epochs}  train loss {mean:.4f}"
         if found is not None:
             line += f"  validation {found.loss:.4f}, {found.accuracy:.2%}"
@@ -195,6 +197,7 @@ class Loop:
         }
         weights = {} if average is None else average.state()
         save_checkpoint(self.folder, self.progress.step, setup.model, weights, state)
+        self._saved = time.monotonic(), self.progress.step
 
     def diverged(self, what: str, value: float, step: int, lr: float | None) -> Diverged:
         """What to raise for such a value."""

@@ -44,10 +44,12 @@ def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], 
     if earlier is not None:
         # What goes on at another commit isn't that of the first: its files differ.
         differs = True if at != earlier.commit else earlier.modified or modified
-        names = [earlier.hardware.get("name"), hardware(setup.fabric.device).get("name")]
-        both = {"name": ", then ".join(dict.fromkeys(str(name) for name in names))}
         return replace(
-            earlier, config=setup.config, modified=differs, hardware=earlier.hardware | both
+            earlier,
+            config=setup.config,
+            modified=differs,
+            hardware=earlier.hardware | _both(earlier.hardware, hardware(setup.fabric.device)),
+            versions=earlier.versions | _both(earlier.versions, versions()),
         )
     return kind(
         config=setup.config,
@@ -60,6 +62,19 @@ def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], 
         started=now(),
         costs=costs(setup),
     )
+
+
+#: Of the devices and libraries that two halves of a run had.
+_TOLD = ("name", "nanode", "python", "torch", "cuda")
+
+
+def _both(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What is told of both, where they differ one after the other."""
+    return {
+        key: ", then ".join(dict.fromkeys(str(found[key]) for found in (then, now) if key in found))
+        for key in _TOLD
+        if then.get(key) != now.get(key)
+    }
 
 
 def carry_out(

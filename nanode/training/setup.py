@@ -12,10 +12,11 @@ from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Im
 from nanode.models import create
 from nanode.training.average import Average
 from nanode.training.calibration import calibrate
-from nanode.training.config import AugmentConfig, Settings, TrainConfig
+from nanode.training.config import AugmentConfig, PenaltyConfig, Settings, TrainConfig
 from nanode.training.evaluation import Score, score
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
+from nanode.trajectories import coefficient_penalty, function_penalty, smoothness_penalty
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -48,7 +49,8 @@ class Setup:
     def score(self, images: Images) -> Score:
         """The model as it is on some images."""
         batches = evaluation_batches(self.config, images)
-        return score(self.model, self.forward, batches, self.fabric.autocast())
+        # Not compiled, as below, and as whoever evaluates the run later.
+        return score(self.model, self.model, batches, self.fabric.autocast())
 
     def calibrate(self, at_most: int | None = None) -> None:
         """Find the norms' statistics anew, for the weights as they are."""
@@ -86,6 +88,8 @@ def prepare(config: TrainConfig) -> Setup:
     )
     torch.manual_seed(config.seed)
     model = make_model(config, data.shape[0], len(data.classes)).to(fabric.device)
+    if config.penalty.weight:
+        penalty(config.penalty, model)  # says so if there is none of such weights
     if config.compile:
         _warm(model, batches.batch(0, 0)[0], fabric)
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optimizer))
@@ -138,6 +142,14 @@ def make_model(config: TrainConfig, channels: int, classes: int) -> nn.Module:
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def penalty(config: PenaltyConfig, model: nn.Module) -> Tensor:
+    """The configured penalty on moving weights, by its weight."""
+    if config.name == "smoothness":
+        return config.weight * smoothness_penalty(model, config.derivative)
+    kinds = {"coefficients": coefficient_penalty, "function": function_penalty}
+    return config.weight * kinds[config.name](model)
 
 
 def augmentations(config: AugmentConfig) -> list[Augmentation]:

@@ -110,6 +110,27 @@ def test_constant_norms_stay_out_of_the_trajectory():
     assert moving == {"2.weight", "5.weight", "8.weight"}
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("-orthogonal")])
+def test_orthogonal_variants_are(name):
+    torch.manual_seed(0)
+    model = create(name, preset="tiny", channels=1)
+    assert name.removesuffix("-orthogonal") in MODELS
+    model(torch.randn(2, 1, 8, 8)).square().sum().backward()
+    with torch.no_grad():  # somewhere, not at the start
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
+    kernels = {
+        key: weight.flatten(1)
+        for key, weight in block.field.weights_at(0.7).items()
+        if weight.ndim == 4 and not key.endswith("time_weight")
+    }
+    assert len(kernels) >= 3
+    for key, kernel in kernels.items():
+        tall = kernel if kernel.shape[0] >= kernel.shape[1] else kernel.mT
+        assert torch.allclose(tall.mT @ tall, torch.eye(tall.shape[1]), atol=1e-5), key
+
+
 @pytest.mark.parametrize("solver", list(SOLVERS))
 def test_steps_count_evaluations(solver):
     model = create("t-nanode-2", preset="tiny", channels=1, steps=8, solver=solver)
@@ -133,6 +154,7 @@ def test_steps_count_evaluations(solver):
         ({"name": "auto", "steps": 0}, "at least 1"),
         ({"name": "auto", "steps": 7, "solver": "rk4"}, "multiple of 4"),
         ({"name": "auto", "classes": 1}, "at least 2"),
+        ({"name": "uncon-resnet", "moving_norms": False}, "norms of their own"),
     ],
 )
 def test_bad_input(options, message):

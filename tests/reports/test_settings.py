@@ -46,6 +46,8 @@ def test_runs_that_differ_show_all_values(make):
             "each coefficient drawn by itself",
             "move",
         ),
+        ("auto-orthogonal", "TimeVarying(Constant())", {}, "one draw", "constant"),
+        ("uncon-resnet-orthogonal", "TimeVarying()", {}, "each layer drawn by itself", "move"),
         ("gated-2", "Gated()", {}, "each field drawn by itself", "constant"),
     ],
 )

@@ -10,6 +10,7 @@ from nanode.training import (
     AugmentConfig,
     OptimizerConfig,
     RunRecord,
+    loop,
     train,
 )
 
@@ -47,6 +48,35 @@ def test_resuming_a_flow_gives_the_same_bits(tmp_path, config, interrupt, losses
     record = train(config, tmp_path / "parts")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert (record.curves, record.metrics) == (whole.curves, whole.metrics)
+
+
+def test_epochs_that_end_in_quick_succession_share_a_checkpoint(
+    tmp_path, config, perceptron, interrupt, monkeypatch
+):
+    """The first has one, then one every so many seconds; the last has one in any case."""
+    written, now = [], [0.0]
+    save = loop.save_checkpoint
+
+    def saving(folder, step, *rest):
+        written.append(step)
+        return save(folder, step, *rest)
+
+    def look(self, *, original=loop.Loop._end_epoch):
+        now[0] += 8.0
+        original(self)
+
+    monkeypatch.setattr(loop, "save_checkpoint", saving)
+    monkeypatch.setattr(loop.Loop, "_end_epoch", look)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    config = replace(config, options={}, epochs=6)
+    train(config, tmp_path / "whole")
+    steps = written[-1] // 6
+    assert written == [steps, 4 * steps, 6 * steps]
+    # Told to stop between two epochs it writes the one that isn't there.
+    written.clear()
+    asked = []
+    train(config, tmp_path / "parts", stop=lambda: asked.append(1) or len(asked) > 2 * steps)
+    assert written == [steps, 2 * steps]
 
 
 def test_a_finished_run_is_not_repeated(tmp_path, config, perceptron, interrupt):

@@ -80,6 +80,8 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"options": {"step": 3}}, "options doesn't fit the model 't-nanode-2'.*'step'"),
         ({"validation": 1437}, "got 1437"),
         ({"tensorboard": True}, "pip install tensorboard"),
+        ({"model": "auto", "penalty": PenaltyConfig(weight=0.1)}, "no weights that move in time"),
+        ({"model": "hyper", "penalty": PenaltyConfig(weight=0.1)}, "need an Expansion"),
     ],
 )
 def test_errors_come_before_anything_is_written(tmp_path, config, changes, message, monkeypatch):
@@ -87,6 +89,16 @@ def test_errors_come_before_anything_is_written(tmp_path, config, changes, messa
     with pytest.raises(ValueError, match=message):
         train(replace(config, **changes), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_images_are_looked_at_uncompiled(config):
+    """In this mode a compiled form would be compiled once more, for a few batches."""
+
+    def refuse(images):
+        raise AssertionError("the compiled form was called")
+
+    setup = replace(prepare(config), forward=refuse)
+    assert 0 < setup.score(setup.data.test).accuracy < 1
 
 
 def test_without_fabric(tmp_path, config, monkeypatch):
@@ -227,10 +239,14 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
         monkeypatch.setattr(
             "nanode.training.recording.hardware", lambda device, name=name: {"name": name}
         )
+        monkeypatch.setattr(
+            "nanode.training.recording.versions", lambda name=name: {"torch": f"torch of {name}"}
+        )
         record = train(config, tmp_path, stop=lambda: next(steps) == 5)
     assert record.status == "finished"
     assert (record.commit, record.modified) == ("a", True)
     assert record.hardware["name"] == "a, then b"
+    assert record.versions["torch"] == "torch of a, then torch of b"
 
 
 def test_final_weights_that_are_not_finite_are_a_run_that_diverged(tmp_path, config, monkeypatch):
