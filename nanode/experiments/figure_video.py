@@ -43,7 +43,7 @@ class FigureVideo:
         figure = draw(out / f"{NAME}.png", _panels(runs))
         films = _films(runs, out)
         shown = [f"![{path.stem}]({path.name})" for path in films]
-        still = standing(self.plan(options, root), root)
+        still = standing(self.plan(options, root), root, options)
         parts = [ABOUT, still, f"![losses and quality]({NAME}.png)", *shown]
         return [figure, *films, write_page(out / f"{NAME}.md", "Video prediction", parts)]
 

@@ -69,7 +69,7 @@ class OrderTrain:
             "How well K = 100 evaluations fit the training set after a few epochs without "
             "augmentation or label smoothing: final weights in eval mode on the training images. "
             "One seed.",
-            standing(self.plan(options, root), root),
+            standing(self.plan(options, root), root, options),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "training accuracy, %", "training loss", "run"], rows),
             _train_verdicts(fits),
@@ -107,7 +107,7 @@ class OrderTest:
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
             "T-NANODE ahead of B-NANODE for every order below the number of steps."
         )
-        still = standing(self.plan(options, root), root)
+        still = standing(self.plan(options, root), root, options)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(

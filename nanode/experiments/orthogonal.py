@@ -81,7 +81,7 @@ class FigureOrthogonal:
         settings = {(f"{lr:g}", MODELS[model]): c.records for (lr, model), c in cells.items()}
         parts = [
             about(options),
-            standing(self.plan(options, root), root),
+            standing(self.plan(options, root), root, options),
             "![learning curves](figure-orthogonal.png)",
             table(header, rows),
             _verdicts(cells, RATES[options.budget]),

@@ -90,11 +90,19 @@ class Experiment(Protocol):
         """Write tables and figures into ``out``, from the records below ``root`` alone."""
 
 
-def standing(planned: Sequence[Planned], root: Path) -> str:
+TINY = (
+    "**The tiny variant, of a few seconds on a CPU**: what is said here of data sets, epochs and "
+    "numbers of evaluations is the real one's."
+)
+
+
+def standing(
+    planned: Sequence[Planned], root: Path, options: Options, undecided: bool = False
+) -> str:
     """What stands between the records below a root and the plan, in a sentence or two.
 
-    Runs that are still to come, and runs that were made by other settings than are planned now.
-    Nothing if all are over and as planned.
+    Runs that are still to come, those that choices which are ``undecided`` will add, and runs that
+    were made by other settings than are planned now. Nothing if all are over and as planned.
     """
     left, others = [], []
     for run in planned:
@@ -104,12 +112,14 @@ def standing(planned: Sequence[Planned], root: Path) -> str:
             left.append(run.name)
         elif different := differences(record.config.as_dict(), run.config.as_dict()):
             others.append(f"{run.name} ({', '.join(text.split(' ')[0] for text in different)})")
-    parts = []
+    parts = [TINY] if options.tiny else []
     if left:
         parts.append(
             f"**{len(planned) - len(left)} of {len(planned)} planned runs are over.** Still to "
             f"come: {_few(left)}."
         )
+    if undecided:
+        parts.append("Further runs follow from choices that are still open.")
     if others:
         parts.append(f"**By other settings than are planned now:** {_few(others)}.")
     return " ".join(parts)

@@ -77,13 +77,14 @@ class Staged:
                 for model, steps in ROWS
             ],
         )
+        undecided = any(choice(data, options, root) is None for data in options.sets)
         rows = {
             (f"{model}, {steps}", TITLES[data]): cell.records
             for (model, steps, data), cell in cells.items()
         }
         parts = [
             ABOUT,
-            standing(self.plan(options, root), root),
+            standing(self.plan(options, root), root, options, undecided),
             accuracies,
             _choice(root, options),
             settings_table(rows.items(), ["model", "data"]),

@@ -60,7 +60,7 @@ class Table1:
             runs += [run for run, _ in candidates(model, options, root)]
         for model in tuned(options):
             runs += _own(model, options, root)
-        for model in LONG if options.budget != "short" else ():
+        for model in LONG[:1] if options.budget == "short" else LONG:
             runs += _long(model, options, root)
         return list({run.name: run for run in runs}.values())
 
@@ -72,6 +72,7 @@ class Table1:
             _own_column(root, options, models),
             _long_column(root, options),
         ]
+        undecided = any(choice(model, options, root) is None for model in tuned(options))
         choices = [_choice_made(model, options, root) for model in models]
         page = write_table1(
             out / "table1.md",
@@ -79,7 +80,7 @@ class Table1:
             models,
             options.sets,
             [choice for choice in choices if choice is not None],
-            standing(self.plan(options, root), root),
+            standing(self.plan(options, root), root, options, undecided),
             [memory_section(root)],
         )
         return [page]
@@ -197,8 +198,8 @@ def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Colum
 
 def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
     about = (
-        f"each row at the best of the learning rates {', '.join(f'{lr:g}' for lr in RATES)} and "
-        f"then of its own scale and {SCALE:g}, chosen on held-out {TITLES[options.main]} images "
+        f"a row at the best of the learning rates {', '.join(f'{lr:g}' for lr in RATES)} and then "
+        f" of its own scale and {SCALE:g}, chosen on held-out {TITLES[options.main]} images "
         f"and used on all data sets (candidates of {DEEP} train for {DEEP_EPOCHS} epochs); the "
         "other settings are the shared recipe's"
     )

@@ -83,7 +83,7 @@ class Table2:
         costs = _read(path)
         parts = [
             ABOUT,
-            standing(self.plan(options, root), root),
+            standing(self.plan(options, root), root, options),
             *comparisons("Moving MNIST", mnist, column=0),
             *comparisons("BAIR", finished(root, data_of(BAIR, options)), column=1),
             _missing(root, options),

@@ -60,7 +60,7 @@ class Tradeoff:
         }
         parts = [
             ABOUT,
-            standing(self.plan(options, root), root),
+            standing(self.plan(options, root), root, options),
             "![smoothness, accuracy and steps](tradeoff.png)",
             table(header, rows),
             _grids(found),

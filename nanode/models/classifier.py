@@ -117,6 +117,11 @@ def create(
             f"steps counts evaluations, and {solver} makes {cost} a step: expected a multiple of "
             f"{cost}, got {evaluations}"
         )
+    if not moving_norms and name.startswith("uncon-resnet"):
+        raise ValueError(
+            "the layers of uncon-resnet have norms of their own: leave moving_norms out, or use "
+            "con-resnet"
+        )
     count = evaluations // cost
     stages: list[nn.Module] = []
     before = shape.widths[0]

@@ -173,11 +173,6 @@ def con_resnet(setting: Setting, _: int, form: Form | None) -> Flow:
 @row("uncon-resnet")
 def uncon_resnet(setting: Setting, _: int, form: Form | None) -> Flow:
     """A residual network: weights and norms of its own in every layer, drawn independently."""
-    if not setting.moving_norms:
-        raise ValueError(
-            "the layers of uncon-resnet have norms of their own: leave moving_norms out, or use "
-            "con-resnet"
-        )
     module, basis = setting.make(setting.width), Bucketed(setting.steps)
     return Flow(TimeVarying(module, basis, start="untied", orthogonal=form), residual=True)
 

@@ -204,7 +204,7 @@ class TrainConfig:
     log_every: int = 50
     """Steps between two looks at the losses; each look makes a GPU wait."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints inside an epoch; null writes one at the end of each epoch."""
+    """Steps between checkpoints inside an epoch; null: at ends of epochs, 20 s apart."""
     tensorboard: bool = False
     """Log for TensorBoard too."""
     progress: bool = True

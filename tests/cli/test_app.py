@@ -127,7 +127,11 @@ def failing(monkeypatch):
         (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
         (ImportError("needs x: pip install x"), 1, "needs x: pip install x"),
         (RuntimeError("out of memory"), 1, "out of memory"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from there"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted; the same command goes on from its last checkpoint",
+        ),
         (KeyError("x"), 1, "unexpected KeyError: 'x' (--debug shows where it comes from)"),
     ],
     ids=lambda value: type(value).__name__,

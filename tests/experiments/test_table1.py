@@ -141,7 +141,7 @@ def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
     run = candidates("auto", options, tmp_path)[1][0]
     write(replace(run, config=replace(run.config, epochs=2)), validation=0.9)
     assert choice("auto", options, tmp_path) is None
-    words = standing([run], tmp_path)
+    words = standing([run], tmp_path, options)
     assert words == f"**By other settings than are planned now:** {run.name} (epochs)."
 
 
@@ -152,6 +152,21 @@ def test_a_choice_at_the_edge_is_marked(options, tmp_path, write):
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.9, 2.5: 0.8})
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
     assert "at the edge" not in page.read_text()
+
+
+def test_what_is_undecided_is_said(options, tmp_path, write):
+    def page(budget):
+        (path,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget=budget))
+        return path.read_text()
+
+    assert "Further runs follow from choices that are still open." in page("short")
+    for model in PAPER:
+        decide(options, tmp_path, write, model, {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
+    assert "choices that are still open" not in page("short")
+    assert "choices that are still open" in page("full")  # others are tuned, too
+    assert "The tiny variant" in page("tiny")
+    names = {run.name for run in TABLE1.plan(replace(options, budget="short"), tmp_path)}
+    assert "table1/cifar100/long/t-nanode-10/seed0" in names
 
 
 def test_names_of_candidates():

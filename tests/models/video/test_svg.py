@@ -212,6 +212,7 @@ def test_the_start():
         *((name, {}) for name in NAMES),
         ("svg-nanode", {"flow": "b-nanode-3"}),
         ("svg-nanode", {"flow": "legendre-2", "moving_norms": True}),
+        ("svg-nanode", {"flow": "uncon-resnet"}),
         ("svg-nanode", {"flow": "con-resnet", "convs_per_stage": [2, 3, 2, 4]}),
         ("svg-nanode", {"flow": "appnode", "solver": "heun", "steps": 4}),
         ("svg-nanode", {"gradient": "checkpointed"}),
