@@ -84,14 +84,15 @@ def jacobian_spectrum(
             "nanode.analysis.jacobian_spectrum(count=…)",
         )
     solve = Linearised(subject, of or Equation())
-    where = evenly(solve.steps, points)
+    start, end = block.interval
+    where, sign = evenly(solve.steps, points), 1 if start < end else -1
     values, norms = [], []
     for k in where:
         operator = solve.jacobian(k)
         if count is None:
-            found, norm = _exactly(operator.dense())
+            found, norm = _exactly(operator.dense(), sign)
         else:
-            found, norm = _estimated(operator, count, depth, seed)
+            found, norm = _estimated(operator, sign, count, depth, seed)
         values.append(found.double())
         norms.append(norm)
     return JacobianSpectrum(
@@ -113,12 +114,14 @@ def evenly(steps: int, points: int | None) -> list[int]:
     return [round(i * (steps - 1) / max(1, points - 1)) for i in range(points)]
 
 
-def _exactly(matrix: Tensor) -> tuple[Tensor, float]:
-    norm = torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]
+def _exactly(matrix: Tensor, sign: int) -> tuple[Tensor, float]:
+    norm = torch.linalg.eigvalsh(sign * (matrix + matrix.T) / 2)[-1]
     return torch.linalg.svdvals(matrix), float(norm)
 
 
-def _estimated(operator: Operator, count: int, depth: int, seed: int) -> tuple[Tensor, float]:
+def _estimated(
+    operator: Operator, sign: int, count: int, depth: int, seed: int
+) -> tuple[Tensor, float]:
     values = largest_singular_values(operator, count, depth=depth, seed=seed)
-    norm = largest_eigenvalue(symmetric_part(operator), depth=3 * depth, seed=seed)
+    norm = largest_eigenvalue(symmetric_part(operator, sign), depth=3 * depth, seed=seed)
     return values, norm

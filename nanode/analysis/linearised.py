@@ -11,7 +11,7 @@ needs the variational equation as a field of its own (``nanode.analysis.variatio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -189,14 +189,17 @@ class Linearised:
 
     def jacobian(self, k: int) -> Operator:
         """∂(s·f)/∂x at the start of step k."""
-        stages = self._starts
-        row = self.plan.field.weights(stages[k : k + 1]).at(0)
+        # The step's own first evaluation, which norms have statistics for, if it is at its start.
+        stages, i = self.plan.stages, self.problem.first_stage(k)
+        if float(stages[i].time) != self.times[k]:
+            stages, i = field_stages(self.plan.grid), k
+        row = self.plan.field.weights(stages[i : i + 1]).at(0)
         scale = self.subject.block.scale
         conditioning = self.subject.conditioning
 
         def f(x: Tensor) -> Tensor:
             state = self.subject.layout.parts(x)
-            slopes = self.problem.evaluate(stages, k, row, state, conditioning)
+            slopes = self.problem.evaluate(stages, i, row, state, conditioning)
             return scale * self.subject.layout.vector(slopes)
 
         return derivative(f, self._points[k][: self.size])
@@ -241,10 +244,6 @@ class Linearised:
                 self.problem.local(self._f(k), k), self.plan.widths[k], self._carry(vector)
             )
         return torch.cat([part.reshape(-1) for state in carry for part in state])
-
-    @cached_property
-    def _starts(self) -> Stages:
-        return field_stages(self.plan.grid)
 
     def _check_finite(self) -> None:
         # All at once: a GPU then waits once.

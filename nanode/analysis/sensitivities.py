@@ -84,7 +84,7 @@ def sensitivity(
         limit,
         "nanode.analysis.sensitivity_values(count=…)",
     )
-    begin, wanted = wanted_times(block, None, at)
+    begin, wanted = wanted_times(subject.block, None, at)
     if of.adaptive:
         matrices = solve_variational(subject, of.adaptive, [begin, *wanted], parameters=True)
     else:
@@ -108,8 +108,8 @@ def sensitivity_values(
 
     The arguments are those of ``transition_values``.
     """
-    _, wanted = wanted_times(block, None, [block.interval[1]] if at is None else at)
     subject = Subject(block, x, conditioning)
+    _, wanted = wanted_times(subject.block, None, [block.interval[1]] if at is None else at)
     solve = Linearised(subject, of or Equation(), wanted, parameters=True)
     values = []
     for k in solve.positions(wanted):

@@ -53,8 +53,11 @@ class Subject:
                 f"expected an ODEBlock, got {type(block).__name__}; for a model with blocks in it "
                 "use nanode.analysis.analyse"
             )
+        refuse_inference_mode()
         x, conditioning = tree_map(_detached, (x, conditioning))
         self.block = copy.deepcopy(block).eval()
+        if self.block._settings() != self.block._planned:  # as its next call would
+            self.block.regrid(self.block.steps)
         #: θ: the field's parameters that are trained, by name.
         self.parameters: Named = {
             name: p for name, p in self.block.field.named_parameters() if p.requires_grad
@@ -69,6 +72,11 @@ class Subject:
             raise ValueError(
                 "the analysis is for real states; write a complex one as its real and imaginary "
                 "parts"
+            )
+        if any(part.dtype.itemsize < 4 for part in self.state):
+            raise ValueError(
+                f"the analysis is for states in single or double precision, got "
+                f"{self.state[0].dtype}; use block.float() and x.float()"
             )
         if not any(part.numel() for part in self.state):
             shapes = [tuple(part.shape) for part in self.state]
@@ -131,6 +139,14 @@ def field_of(given: Field | ODEBlock) -> Field:
             "nanode.TimeVarying(module, basis), or take the blocks out of a model one by one"
         )
     return given
+
+
+def refuse_inference_mode() -> None:
+    """Raise where torch records nothing: derivatives would all be zero, without a word."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "the analysis differentiates, which torch.inference_mode() forbids; use torch.no_grad()"
+        )
 
 
 def check_small(what: str, size: int, limit: int, instead: str) -> None:

@@ -19,7 +19,7 @@ from nanode.analysis.operator import DEPTH
 from nanode.analysis.page import Analysis, FlowAnalysis, SampleAnalysis
 from nanode.analysis.sensitivities import sensitivity, sensitivity_values
 from nanode.analysis.spectrum import trajectory_spectrum
-from nanode.analysis.subject import Subject
+from nanode.analysis.subject import Subject, refuse_inference_mode
 from nanode.analysis.transition import SingularValues, state_transition, transition_values
 from nanode.analysis.weights import weight_norms
 from nanode.bases import Basis
@@ -67,9 +67,10 @@ def analyse(
             makes several of one sample, such as the frames of a clip; by default all.
         effort: how much to compute.
 
-    A flow is looked at as the steps it takes (``Steps``), where these go from x to x, and else as
-    its differential equation (``Equation``). Of a flow that a model calls several times the last
-    call counts.
+    A flow is looked at as the steps it takes (``Steps``). Where these carry more than x along, as
+    coupled ones do, Φ and S are theirs, and the rest is of the differential equation
+    (``Equation``), as is all of a flow whose solver chooses its steps. Of a flow that a model
+    calls several times the last call counts.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(3, 3), basis=nanode.Legendre(degree=2))
@@ -78,6 +79,7 @@ def analyse(
     2
     """
     effort = effort or Effort()
+    refuse_inference_mode()
     if not isinstance(x, Tensor) or x.ndim < 1 or not len(x):
         raise ValueError(f"x must be a tensor of samples along its first axis, got {x!r}")
     twin = copy.deepcopy(model).eval()
@@ -165,7 +167,7 @@ def _flow(block: ODEBlock, met: list[_Met], effort: Effort) -> FlowAnalysis:
     look = _Look(block, Subject(block, met[0].x, met[0].conditioning), effort)
     moves = bool(block.field.weights(Stages((Stage.alone(block.interval[0]),))).moving)
     return FlowAnalysis(
-        of=repr(look.of),
+        of=look.words,
         size=look.size,
         parameters=look.parameters,
         exact=look.exact,
@@ -187,11 +189,20 @@ class _Look:
     def __init__(self, block: ODEBlock, subject: Subject, effort: Effort) -> None:
         self.block, self.effort = block, effort
         self.of = _viewpoint(subject)
+        #: Of Φ and S from the start, which all steps have.
+        self.whole = self.of if block.steps is None else Steps()
         self.size, self.parameters = subject.size, sum(subject.named.sizes)
         self.exact = self.size <= effort.state_limit
         self.exact_sensitivity = self.size * self.parameters <= effort.entry_limit
         ends = marks(block)[:0:-1]  # from the last: of one alone it is the end of the solve
         self.times = [ends[k] for k in evenly(len(ends), effort.points)][::-1]
+
+    @property
+    def words(self) -> str:
+        """What is looked at."""
+        if self.whole == self.of:
+            return repr(self.of)
+        return f"Φ and S of {self.whole!r}, the rest of {self.of!r}"
 
     def at(self, met: _Met) -> SampleAnalysis:
         """One sample."""
@@ -215,7 +226,7 @@ class _Look:
 
     def transition(self, inputs: tuple[Any, ...], count: int) -> SingularValues:
         """All singular values of Φ, or the largest."""
-        where: dict[str, Any] = {"at": self.times, "of": self.of}
+        where: dict[str, Any] = {"at": self.times, "of": self.whole}
         if self.exact:
             found = state_transition(self.block, *inputs, **where, limit=self.size)
             return found.singular_values.after_start()
@@ -223,7 +234,7 @@ class _Look:
 
     def sensitivity(self, inputs: tuple[Any, ...]) -> SingularValues:
         """All singular values of S, or the largest."""
-        where: dict[str, Any] = {"at": self.times, "of": self.of}
+        where: dict[str, Any] = {"at": self.times, "of": self.whole}
         if self.exact_sensitivity:
             limit = self.effort.entry_limit
             found = sensitivity(self.block, *inputs, **where, limit=limit)

@@ -101,7 +101,7 @@ def state_transition(
     check_small(
         "the size of the state", subject.size, limit, "nanode.analysis.transition_values(count=…)"
     )
-    begin, wanted = wanted_times(block, tau, at)
+    begin, wanted = wanted_times(subject.block, tau, at)
     eye = torch.eye(subject.size, dtype=subject.x.dtype, device=subject.x.device)
     if of.adaptive:
         matrices = solve_variational(subject, of.adaptive, [begin, *wanted])
@@ -136,8 +136,9 @@ def transition_values(
     >>> transition_values(block, torch.randn(600), count=3, of=nanode.analysis.Steps()).values.shape
     torch.Size([1, 3])
     """
-    begin, wanted = wanted_times(block, tau, [block.interval[1]] if at is None else at)
-    solve = Linearised(Subject(block, x, conditioning), of or Equation(), [begin, *wanted])
+    subject = Subject(block, x, conditioning)
+    begin, wanted = wanted_times(subject.block, tau, [block.interval[1]] if at is None else at)
+    solve = Linearised(subject, of or Equation(), [begin, *wanted])
     first, *rest = solve.positions([begin, *wanted])
     values = [
         largest_singular_values(solve.transition(first, k), count, depth=depth, seed=seed)

@@ -60,7 +60,15 @@ class _Turned(Form):
         along = fixed.mT @ free
         square = fixed.shape[-2] == fixed.shape[-1]
         normal = None if square else free - fixed @ along
-        return polished(self.turned(fixed, (along - along.mT) / 2, normal))
+        turned = self.turned(fixed, (along - along.mT) / 2, normal)
+        for _ in range(self.polishing):
+            turned = polished(turned)
+        return turned
+
+    @property
+    @abstractmethod
+    def polishing(self) -> int:
+        """Newton steps that the largest turns need in single precision: each squares the error."""
 
     @abstractmethod
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
@@ -85,14 +93,16 @@ class Exponential(_Turned):
     True
     """
 
-    def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
-        """X exp(A), or [X, N] times the first columns of an exponential of twice the size.
+    @property
+    def polishing(self) -> int:
+        """Four: the exponential of an Ω of norm 1,000 may be off by a third."""
+        return 4
 
-        Polished once more than the others: in single precision the exponential of a large Ω is
-        orthogonal to 1e-2 only, and one step leaves the square of that.
-        """
+    def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
+        """X exp(A), or [X, N] times the first columns of an exponential of twice the size."""
         if normal is None:
-            return polished(x @ torch.linalg.matrix_exp(a))
+            product: Tensor = x @ torch.linalg.matrix_exp(a)
+            return product
         n = x.shape[-1]
         # Any multiple of N will do. A large one is brought to the length of X, or rounding in the
         # exponential would grow with its square.
@@ -102,7 +112,8 @@ class Exponential(_Turned):
         above = torch.cat([a, -rms * (normal.mT @ normal)], dim=-1)
         below = torch.cat([eye, torch.zeros_like(eye)], dim=-1)
         turn = torch.linalg.matrix_exp(torch.cat([above, below], dim=-2))
-        return polished(x @ turn[..., :n, :n] + normal @ turn[..., n:, :n])
+        turned: Tensor = x @ turn[..., :n, :n] + normal @ turn[..., n:, :n]
+        return turned
 
 
 @final
@@ -121,6 +132,11 @@ class Cayley(_Turned):
     >>> torch.equal(form.matrix(*form.right_inverse(q)).float(), q)
     True
     """
+
+    @property
+    def polishing(self) -> int:
+        """Three: the inverse for an Ω of norm 1,000 may be off by a fifth."""
+        return 3
 
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
         """(2X + N) C⁻¹ − X with C = I − A/2 + NᵀN/4: the transform, its blocks eliminated."""

@@ -64,7 +64,9 @@ class Householder(Form):
     def matrix(self, free: Tensor, fixed: Tensor | None) -> Tensor:
         """All reflections at once."""
         assert fixed is not None
-        return polished(reflected(free, fixed))
+        moved = polished(reflected(free, fixed))
+        # A fixed matrix may have been rounded on its way through another precision.
+        return moved if fixed.ndim == 1 else polished(moved)
 
     def check(self, free: Tensor) -> None:
         """Refuse a vector of length zero."""

@@ -15,6 +15,7 @@ from nanode.analysis import (
     growth_rates,
     jacobian_spectrum,
     sensitivity,
+    sensitivity_values,
     state_transition,
     transition_values,
 )
@@ -104,3 +105,37 @@ def test_single_precision_and_random_fields():
     noisy = nanode.ODEBlock(lambda t, x: x * torch.rand(3), 2)
     with pytest.raises(RuntimeError, match="random"):
         state_transition(noisy, x, of=Steps())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scale", 3.0), ("solver", nanode.RK4()), ("steps", 9), ("interval", (0.0, 0.5))],
+)
+def test_settings_that_were_changed_count(name, value):
+    """As they do in the block's next call."""
+    block = trained(nanode.Euler()).eval()
+    setattr(block, name, value)
+    x = sample(1, 3)
+    found = state_transition(block, x, of=Steps())
+    assert found.times[-1] == block.interval[1]
+    assert largest(found.matrices[-1] - jacobian_in_x(block, x)) < 1e-10
+
+
+def test_inference_mode_is_refused():
+    """Nothing would be differentiated, and zeros would come back."""
+    block, x = trained(nanode.Euler()), sample(1, 3)
+    for look in (sensitivity, gradient_norms, jacobian_spectrum, analyse):
+        with torch.inference_mode(), pytest.raises(ValueError, match=r"use torch\.no_grad"):
+            look(block, x)
+
+
+def test_half_precision_is_refused():
+    block = nanode.ODEBlock(lambda t, x: -x, 2)
+    with pytest.raises(ValueError, match=r"single or double precision, got torch.bfloat16"):
+        state_transition(block, torch.ones(2, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("look", [state_transition, transition_values, sensitivity_values])
+def test_what_is_no_block(look):
+    with pytest.raises(ValueError, match="expected an ODEBlock, got Linear"):
+        look(nn.Linear(2, 2), torch.ones(2))

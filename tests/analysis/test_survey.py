@@ -68,16 +68,19 @@ def test_every_number_is_that_of_its_own_analysis():
     assert (found.exact, found.of, found.size, len(found.samples)) == (True, "Steps()", 4, 2)
 
 
-def test_flows_that_carry_more_than_x_are_looked_at_as_equations():
-    found = analyse(Model(), sample(1, 4)).flows["second"]
-    assert found.of == "Equation(steps=2, solver=RK4())"
+def test_flows_that_carry_more_than_x():
+    """Φ and S have steps from the start, whatever is carried; the rest is of the equation."""
+    model, x = Model(), sample(1, 4)
+    found = analyse(model, x).flows["second"]
+    assert found.of == "Φ and S of Steps(), the rest of Equation(steps=2, solver=RK4())"
+    start, u = model.between(model.first(x)).detach(), x[:, :2] ** 2
+    jacobian = torch.autograd.functional.jacobian(lambda x: model.second(x, u), start)
+    values = torch.linalg.svdvals(jacobian.reshape(2, 2))
+    assert largest(found.samples[0].transition.values[-1] - values) < 1e-12
     assert found.weights is found.spectrum is found.samples[0].sensitivity is None
-    # x' = −u x, so that Φ = e^(−u).
-    u = sample(1, 4)[0, :2] ** 2
-    values = found.samples[0].transition.values[-1]
-    assert values.tolist() == pytest.approx(
-        torch.exp(-u).sort(descending=True).values.tolist(), rel=1e-2
-    )
+    # x' = −u x, so that log det Φ = −Σu.
+    growth = found.samples[0].growth.rates[-1]
+    assert float(growth.sum()) == pytest.approx(-float(u.sum()), rel=1e-2)
 
 
 def test_the_gradient_is_that_of_the_loss():

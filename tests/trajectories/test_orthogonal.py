@@ -91,6 +91,25 @@ def test_orthogonal_at_every_time_when_large(form, dtype):
         assert max(gap(w) for w in rows) <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("shape", [(512, 300), (512, 4), (64, 576), (256, 256)], ids=str)
+@pytest.mark.parametrize("size", [300, 1000])
+def test_orthogonal_however_far_free_numbers_have_moved(form, size, shape):
+    """In single precision, by a normal part of full rank: the exponential and the inverse of such
+    numbers are off by a tenth and more."""
+    torch.manual_seed(0)
+    free, fixed = form.right_inverse(torch.randn(max(shape), min(shape)))
+    away = torch.randn(*free.shape, dtype=torch.float64)
+    free = free + size * away / torch.linalg.matrix_norm(away, 2)
+    assert gap(form.matrix(free.float(), fixed.float())) <= TOLERANCE[torch.float32]
+
+
+def test_numbers_that_went_through_half_precision(form):
+    for some in (form, nanode.Householder(reflections=8)):
+        free, fixed = some.right_inverse(torch.randn(64, 64))
+        rounded = (part.bfloat16().float() for part in (free, fixed))
+        assert gap(some.matrix(*rounded)) <= TOLERANCE[torch.float32]
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_table_stacks_single_times(form, name):
     moving = stirred(path(form, make(name)))
