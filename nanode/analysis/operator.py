@@ -122,7 +122,7 @@ def largest_eigenvalue(
 
     Powers of the map and not of its square are taken, so it needs more depth. At this one alone
     Gaussian matrices would be up to 1.2 % off, and an eigenvalue that is small beside the spread of
-    the others much more (0.79 for the 1 of −100 … 1). So the map is applied further, up to
+    the others much more (0.86 for the 1 of −100 … 1). So the map is applied further, up to
     ``DEEPER`` times as often, until the residual of the eigenvector says that an eigenvalue is
     within 1 %.
     """

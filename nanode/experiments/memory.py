@@ -4,6 +4,7 @@ memory/memory.json
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,8 @@ class Memory:
         return []
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
-        """Measure unless that was done (on a GPU if there is one), and write the page."""
-        path, gpu = root / FILE, torch.cuda.is_available() and not options.tiny
-        if not path.exists() or (gpu and _read(path)["hardware"]["device"] != "cuda"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(measure(options), indent=2) + "\n")
+        """Measure unless that was done, and write the page."""
+        measured_once(root / FILE, measure, options)
         return [write_page(out / "memory.md", "Activation memory", [memory_section(root)])]
 
 
@@ -76,8 +74,20 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def measured_once(
+    path: Path, measure: Callable[[Options], dict[str, Any]], options: Options
+) -> dict[str, Any]:
+    """What a file holds, measured if there is none, and again on a GPU if that was a CPU."""
+    gpu = torch.cuda.is_available() and not options.tiny
+    if not path.exists() or (gpu and _read(path)["hardware"]["device"] != "cuda"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(measure(options), indent=2) + "\n")
+    return _read(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def memory_section(root: Path) -> str:

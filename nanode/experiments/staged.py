@@ -134,11 +134,11 @@ def _candidate(candidate: Candidate, data: str, options: Options) -> tuple[Plann
 
 def _final(options: Options, root: Path | None) -> Iterator[Planned]:
     """Seed by seed, on every data set whose choice is made."""
-    choices = {data: choice(data, options, root) for data in options.sets}
+    found = {data: choice(data, options, root) for data in options.sets}
+    choices = {data: chosen for data, chosen in found.items() if chosen is not None}
     for seed in range(options.seeds if options.budget == "full" else 1):
         for data, chosen in choices.items():
-            for model, steps in ROWS if chosen is not None else ():
-                assert chosen is not None
+            for model, steps in ROWS:
                 own = replace(chosen, scale=None) if model == "uncon-resnet" else chosen
                 # The choice is made: what was held out for it is trained on.
                 changes = own.changes() | {"seed": seed, "validation": 0}

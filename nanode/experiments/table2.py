@@ -1,6 +1,5 @@
 """Table 2: video prediction by SVG, and with autonomous and non-autonomous flows in it."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from nanode.experiments.memory import measured_once
 from nanode.experiments.plan import Options, Planned, changed, standing
 from nanode.experiments.video import (
     BAIR,
@@ -28,7 +28,6 @@ from nanode.reports.settings import commit
 from nanode.reports.statistics import Spread, spread
 from nanode.training.environment import commit as commit_of_tree
 from nanode.training.environment import hardware, versions
-from nanode.training.files import write_text
 from nanode.training.video import Elbo, Point, VideoConfig, VideoCosts
 from nanode.training.video.costs import measure_video_costs
 from nanode.training.video.setup import prepare
@@ -76,11 +75,7 @@ class Table2:
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The tables, beside the paper's; memory is measured unless that was done."""
         mnist = finished(root, data_of(STOCHASTIC, options))
-        path, gpu = root / MEMORY, torch.cuda.is_available() and not options.tiny
-        if not path.exists() or (gpu and _read(path)["hardware"]["device"] != "cuda"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(measure(options), indent=1) + "\n")
-        costs = _read(path)
+        costs = measured_once(root / MEMORY, measure, options)
         parts = [
             ABOUT,
             standing(self.plan(options, root), root, options),
@@ -252,10 +247,6 @@ def _steps_per_second(config: VideoConfig) -> float:
 def _synchronize(cuda: bool) -> None:
     if cuda:
         torch.cuda.synchronize()
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def memory_section(found: dict[str, Any]) -> str:

@@ -95,7 +95,7 @@ class Exponential(_Turned):
 
     @property
     def polishing(self) -> int:
-        """Four: the exponential of an Ω of norm 1,000 may be off by a third."""
+        """Four: with G moved by 1,000 ‖WᵀW − I‖ was up to 0.40, then 0.10, 7e-3, 4e-5, rounding."""
         return 4
 
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
@@ -135,7 +135,7 @@ class Cayley(_Turned):
 
     @property
     def polishing(self) -> int:
-        """Three: the inverse for an Ω of norm 1,000 may be off by a fifth."""
+        """Three: with G moved by 1,000 ‖WᵀW − I‖ was up to 0.27, then 4e-2, 1e-3, rounding."""
         return 3
 
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:

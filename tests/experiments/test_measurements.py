@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from nanode.data import load
+from nanode.experiments import Options
 from nanode.experiments.measurements import TOLERANCE, _Coarse, measure, measured
+from nanode.experiments.memory import measured_once
 from nanode.gradients import Backprop
 from nanode.models import create
 from nanode.training import load_model, train
@@ -86,3 +88,18 @@ def test_a_broken_measurement_names_its_file(tmp_path):
     (tmp_path / "steps.json").write_text("{")
     with pytest.raises(ValueError, match=r"steps\.json.*delete it"):
         measured("steps", tmp_path)
+
+
+def test_what_a_cpu_measured_is_measured_again_on_a_gpu(tmp_path, monkeypatch):
+    devices = iter(["cpu", "cuda", "never"])
+
+    def measure(options):
+        return {"hardware": {"device": next(devices)}}
+
+    def found(budget="short"):
+        return measured_once(tmp_path / "a/m.json", measure, Options(budget=budget))["hardware"]
+
+    assert found() == found() == {"device": "cpu"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert found("tiny") == {"device": "cpu"}
+    assert found() == found() == {"device": "cuda"}
