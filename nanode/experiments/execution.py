@@ -178,8 +178,7 @@ def over(run: Planned, root: str | Path) -> bool:
 
 def load_record(run: Planned, folder: Path) -> RunRecord | VideoRecord:
     """The record in a planned run's folder."""
-    kind = VideoRecord if isinstance(run.config, VideoConfig) else RunRecord
-    return kind.load(folder / "run.json")
+    return run.kind.load(folder / "run.json")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -28,6 +28,15 @@ class Planned:
     #: What is measured on the final weights once the run is over: a name in ``MEASUREMENTS``.
     measure: str | None = None
 
+    @property
+    def kind(self) -> type[RunRecord] | type[VideoRecord]:
+        """What its record is."""
+        return VideoRecord if isinstance(self.config, VideoConfig) else RunRecord
+
+    def differs(self, record: RunRecord | VideoRecord) -> list[str]:
+        """The settings that decide results and that a record doesn't share with the plan."""
+        return differences(record.config.as_dict(), self.config.as_dict())
+
 
 @dataclass(frozen=True)
 class Options:
@@ -106,11 +115,10 @@ def standing(
     """
     left, others = [], []
     for run in planned:
-        kind = VideoRecord if isinstance(run.config, VideoConfig) else RunRecord
-        record = find_record_of(kind, root, run.name)
+        record = find_record_of(run.kind, root, run.name)
         if record is None:
             left.append(run.name)
-        elif different := differences(record.config.as_dict(), run.config.as_dict()):
+        elif different := run.differs(record):
             others.append(f"{run.name} ({', '.join(text.split(' ')[0] for text in different)})")
     parts = [TINY] if options.tiny else []
     if left:

@@ -8,7 +8,6 @@ from typing import Any
 from nanode.experiments.plan import Planned
 from nanode.reports.records import find_record
 from nanode.training import RunRecord
-from nanode.training.config import differences
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def best(candidates: Sequence[tuple[Planned, Candidate]], root: Path | None) -> 
     found: list[tuple[float, Candidate]] = []
     for planned, candidate in candidates:
         record = find_record(root, planned.name)
-        if record is None or differences(record.config.as_dict(), planned.config.as_dict()):
+        if record is None or planned.differs(record):
             return None
         if record.metrics is not None:
             accuracy = record.metrics.validation_accuracy

@@ -199,7 +199,7 @@ def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Colum
 def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
     about = (
         f"a row at the best of the learning rates {', '.join(f'{lr:g}' for lr in RATES)} and then "
-        f" of its own scale and {SCALE:g}, chosen on held-out {TITLES[options.main]} images "
+        f"of its own scale and {SCALE:g}, chosen on held-out {TITLES[options.main]} images "
         f"and used on all data sets (candidates of {DEEP} train for {DEEP_EPOCHS} epochs); the "
         "other settings are the shared recipe's"
     )
