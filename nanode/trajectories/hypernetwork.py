@@ -31,10 +31,12 @@ class Hypernetwork(Trajectory):
     .. math:: W_{ij}(t) = \Psi([v_{ij}, t])
 
     Shapes: ``embedding`` numbers a weight, stored flat as ``(embedding, numel)``; :math:`\Psi` has
-    tanh layers of the widths in ``hidden``. By default :math:`\Psi([v, t]) = v_1 + \psi([v, t])`
-    with :math:`\psi = 0` at the start and :math:`v_1` the module's own value: the field starts as
-    the wrapped module, constant in time. With ``residual=False`` :math:`\Psi` is the bare network,
-    scaled to the spread of each parameter at the start.
+    tanh layers of the widths in ``hidden``. By default
+    :math:`\Psi([v, t]) = v_1 + \psi([v, t]) / \sqrt{n h}` for a parameter of :math:`n` weights and
+    a last layer of width :math:`h`, with :math:`\psi = 0` at the start and :math:`v_1` the module's
+    own value: the field starts as the wrapped module, constant in time, and a step of that layer
+    moves weights no farther than about their own. With ``residual=False`` :math:`\Psi` is the bare
+    network, scaled to the spread of each parameter at the start.
 
     The table of a solve takes numel × hidden activations a time. They are recomputed in the
     backward pass, by chunks of weights, and never held.
@@ -135,7 +137,9 @@ class Hypernetwork(Trajectory):
             ]
             values = torch.cat(parts, dim=1)
             if self.residual:
-                values = vectors[0] + values
+                # A step of each of the h moves all n at once. Undivided, at a rate that suits a
+                # weight by itself, it drowns them in what they have in common.
+                values = vectors[0] + values / (vectors.shape[1] * layers[-2].shape[1]) ** 0.5
             else:
                 values = self.mean[number] + self.spread[number] * values
             weights[name] = values.view(len(times), *self.shapes[name])

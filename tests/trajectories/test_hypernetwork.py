@@ -4,6 +4,7 @@ Tolerance 1e-13: sums of at most some ten products of order 1 in float64, in ano
 """
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -40,7 +41,8 @@ def naive(path, start, name, t):
         for n, layer in enumerate(path.layers):
             h = layer.weight @ (h if n == 0 else h.tanh()) + layer.bias
         if path.residual:
-            outputs.append(v[0] + h[0])
+            size = vectors.shape[1] * path.layers[-1].in_features
+            outputs.append(v[0] + h[0] / math.sqrt(size))
         else:
             w = start[name].detach()
             outputs.append(w.mean() + w.std(correction=0) * h[0])
@@ -63,6 +65,20 @@ def test_is_the_network_of_embedding_and_time(kind, residual):
             torch.testing.assert_close(table[name][k], expected, **CLOSE)
     # It moves, so that a forgotten t would show.
     assert (table["a.weight"][0] - table["a.weight"][-1]).abs().max() > 1e-2
+
+
+def test_a_step_of_the_last_layer_is_no_longer_than_the_weights_own():
+    # |tanh| <= 1, so J Jᵀ <= (1 + 1/h) for the last layer's h weights and its bias, whatever the
+    # gradient; one that is the same for all weights comes nearest.
+    path = stirred(nanode.Hypernetwork({"w": torch.randn(30, 20)}, hidden=(8,)))
+    before = path(0.3)["w"]
+    before.backward(torch.ones_like(before))
+    with torch.no_grad():
+        for p in path.layers[-1].parameters():
+            p -= 0.01 * p.grad
+    moved = torch.linalg.vector_norm(path(0.3)["w"] - before)
+    own = 0.01 * math.sqrt(30 * 20)
+    assert own / 8 < moved <= (1 + 1 / 8) * own
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
