@@ -14,6 +14,8 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+__all__ = ["Stage", "Stages"]
+
 Side = Literal["left", "right"]
 
 

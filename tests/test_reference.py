@@ -12,7 +12,7 @@ import nanode
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs/reference").glob("*.md"))
-FOLDERS = ["bases", "trajectories", "fields", "solvers", "gradients", "analysis"]
+FOLDERS = ["stages", "bases", "trajectories", "fields", "solvers", "gradients", "analysis"]
 FOLDERS += ["models", "data", "training", "data.video", "models.video", "training.video"]
 
 #: How often each name stands on a page, such as "nanode.Legendre" or "nanode.solvers.Grid".

@@ -89,8 +89,8 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
     parts = [
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
-        "the order was reversed). “Within the spread”: no larger than the two standard deviations "
-        "taken together; “one seed”: the spread of one side isn't known."
+        "the order was reversed). “Within the spread”: no larger than √(s₁² + s₂²) of the two "
+        "standard deviations; “one seed”: the spread of one side isn't known."
     ]
     for data in sets:
         shown = [column for column in columns if column.begun(data)]
