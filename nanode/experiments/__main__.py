@@ -74,6 +74,7 @@ def _act(given: argparse.Namespace) -> None:
             prune=given.prune,
             only=given.only,
             asked=lambda: bool(_asked),
+            trained=lambda: _archive(given, root),
         ):
             if outcome.new:
                 print(json.dumps(_line(outcome)), flush=True)
@@ -94,7 +95,7 @@ def _restore(given: argparse.Namespace, root: Path) -> None:
 
 
 def _archives(given: argparse.Namespace) -> list[Path]:
-    """The archive of all records, and that of the unfinished run; those that were asked for."""
+    """The archive of all records, and that of unfinished runs; those that were asked for."""
     if given.archive is None:
         return []
     name = given.archive.name.removesuffix(".tar.gz")
@@ -111,8 +112,9 @@ def _archive(given: argparse.Namespace, root: Path) -> None:
 
 
 def _unmeasured(given: argparse.Namespace, root: Path) -> set[str]:
-    """The planned runs that may be trained, but have a measurement still to come."""
-    planned = EXPERIMENTS[given.experiment].plan(_options(given), root)
+    """Runs of any experiment that may be trained, but have a measurement still to come."""
+    options = _options(given)
+    planned = (run for experiment in EXPERIMENTS.values() for run in experiment.plan(options, root))
     return {r.name for r in planned if r.measure and measured(r.measure, root / r.name) is None}
 
 
@@ -179,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--archive-checkpoints",
         action="store_true",
-        help="write the run that isn't over, with its checkpoint, to FILE-unfinished.tar.gz",
+        help="write runs that aren't over, with checkpoints, to FILE-unfinished.tar.gz",
     )
     parser.add_argument(
         "--restore",

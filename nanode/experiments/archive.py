@@ -1,9 +1,9 @@
 """Records below a root as one file, to carry results from one machine to another.
 
 An archive holds what runs wrote about themselves, not their weights: run.json, log.jsonl, what was
-measured, films. A second one may hold the run that isn't over yet with its last checkpoint. It is a
-file of its own because it is large: model, average and momentum make three times the weights, 18 MB
-for t-nanode-10 and 84 MB for b-nanode-100, which hardly shrink.
+measured, films. A second one may hold runs that aren't over yet, with their last checkpoints. It is
+a file of its own because these are large: model, average and momentum make three times the weights,
+18 MB for t-nanode-10 and 84 MB for b-nanode-100, which hardly shrink.
 """
 
 import gzip
@@ -37,26 +37,27 @@ def write_records(path: Path, root: Path) -> None:
 
 
 def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -> None:
-    """Write an archive of the run that isn't over, whichever wrote weights last.
+    """Write an archive of the runs that aren't over, with their weights.
 
     Of a run that is only still to be measured these are the final ones. If there is no such run,
-    neither is the archive: one of an earlier run is removed.
+    neither is the archive: an earlier one is removed.
     """
-    found: list[tuple[float, Path, list[Path]]] = []
+    files: list[Path] = []
     for folder in _folders(root):
         checkpoint, final = last_checkpoint(folder), folder / WEIGHTS[1]
         if folder.relative_to(root).as_posix() in unmeasured and final.exists():
-            found.append((final.stat().st_mtime, folder, [final]))
+            weights = [final]
         elif checkpoint is not None and _document(folder)["status"] == "running":
-            found.append((checkpoint.stat().st_mtime, folder, [*checkpoint.iterdir()]))
-    if not found:
+            weights = [*checkpoint.iterdir()]
+            if _document(folder)["config"].get("select") == "best":
+                weights.append(folder / "best.safetensors")
+        else:
+            continue
+        files += [folder / RECORD, folder / "log.jsonl", *weights]
+    if files:
+        _write(path, root, files, effort=1)
+    else:
         path.unlink(missing_ok=True)
-        return
-    _, folder, weights = max(found)
-    own = [folder / name for name in (RECORD, "log.jsonl")]
-    if _document(folder)["config"].get("select") == "best":
-        own.append(folder / "best.safetensors")
-    _write(path, root, [*own, *weights], effort=1)
 
 
 def restore(path: Path, root: Path) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nanode.experiments.measurements import measure, measured
+from nanode.experiments.measurements import MEASUREMENTS, measure, measured
 from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.training import Diverged, RunRecord, train
 from nanode.training.checkpoints import check_same, last_checkpoint
@@ -71,11 +71,13 @@ def reproduce(
     prune: bool = False,
     only: Iterable[str] = (),
     asked: Callable[[], bool] = lambda: False,
+    trained: Callable[[], object] = lambda: None,
 ) -> Iterator[Outcome]:
     """Carry out an experiment, planning anew whenever finished runs have decided a choice.
 
     A run that breaks off doesn't keep others from being planned, and isn't tried twice in a call.
-    Once ``asked()`` is true, all stops as after ``minutes``.
+    Once ``asked()`` is true, all stops as after ``minutes``. ``trained`` is called before a run
+    that was trained is measured, which may take long.
     """
     late, root, ended = until(minutes), Path(root), set[str]()
 
@@ -90,7 +92,7 @@ def reproduce(
             if run.name not in ended | set(broken) and matches(run.name, patterns)
         ]
         before = len(ended)
-        for outcome in _outcomes(planned, root, stop, overrides or {}, prune, broken):
+        for outcome in _outcomes(planned, root, stop, overrides or {}, prune, broken, trained):
             ended.add(outcome.planned.name)
             yield outcome
         if len(ended) == before or stop():
@@ -119,6 +121,7 @@ def _outcomes(
     changes: Mapping[str, Any],
     prune: bool,
     broken: dict[str, str],
+    trained: Callable[[], object] = lambda: None,
 ) -> Iterator[Outcome]:
     """The same; runs that break off are noted in ``broken``, with the reason."""
     runs = [replace(run, config=changed(run.config, changes)) for run in planned]
@@ -131,7 +134,7 @@ def _outcomes(
         if new and stop():
             continue
         try:
-            record = _carry_out(run, folder, stop) if new else load_record(run, folder)
+            record = _carry_out(run, folder, stop, trained) if new else load_record(run, folder)
         except (ValueError, OSError):
             raise  # settings, data, disks: the same for all that would follow
         except Exception as why:
@@ -147,7 +150,7 @@ def _outcomes(
             continue
         if new:
             in_a_row.clear()
-        if record.status == "running":
+        if new and not over(run, root):  # stopped while it was trained, or before it was measured
             continue
         if prune:
             remove_large(folder)
@@ -207,7 +210,9 @@ def remove_large(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _carry_out(run: Planned, folder: Path, stop: Callable[[], bool]) -> RunRecord | VideoRecord:
+def _carry_out(
+    run: Planned, folder: Path, stop: Callable[[], bool], trained: Callable[[], object]
+) -> RunRecord | VideoRecord:
     _clear(run, folder)
     _free_memory()
     record: RunRecord | VideoRecord
@@ -219,8 +224,10 @@ def _carry_out(run: Planned, folder: Path, stop: Callable[[], bool]) -> RunRecor
     except Diverged:
         return load_record(run, folder)
     if record.status == "finished" and run.measure is not None:
-        _free_memory()
-        measure(run.measure, folder)
+        trained()
+        if not stop():
+            _free_memory()
+            measure(run.measure, folder)
     return record
 
 
@@ -237,6 +244,8 @@ def _clear(run: Planned, folder: Path) -> None:
             return
         path.unlink()
     remove_large(folder)
+    for name in MEASUREMENTS:  # of the weights that are gone
+        (folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def _free_memory() -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from nanode.experiments.measurements import measured
 from nanode.reports.records import find_record_of
 from nanode.training import RunRecord, TrainConfig, recipe
 from nanode.training.config import Settings, differences
@@ -116,7 +117,7 @@ def standing(
     left, others = [], []
     for run in planned:
         record = find_record_of(run.kind, root, run.name)
-        if record is None:
+        if record is None or _unmeasured(run, record, root):
             left.append(run.name)
         elif different := run.differs(record):
             others.append(f"{run.name} ({', '.join(text.split(' ')[0] for text in different)})")
@@ -131,6 +132,11 @@ def standing(
     if others:
         parts.append(f"**By other settings than are planned now:** {_few(others)}.")
     return " ".join(parts)
+
+
+def _unmeasured(run: Planned, record: RunRecord | VideoRecord, root: Path) -> bool:
+    wanted = run.measure if record.status == "finished" else None
+    return wanted is not None and measured(wanted, root / run.name) is None
 
 
 def _few(names: Sequence[str]) -> str:

@@ -104,11 +104,11 @@ def test_a_run_that_is_only_to_be_measured_is_not_trained_again(tmp_path, runs, 
     assert (here / run.name / "fit.json").exists()
 
 
-def test_the_last_of_several_unfinished_runs(tmp_path, runs, steps):
+def test_several_unfinished_runs(tmp_path, runs, steps):
     list(outcomes(runs[1:2], tmp_path / "root", stop=until(steps, 3)))
     list(outcomes(runs[:1], tmp_path / "root", stop=until(steps, 6)))
     write_unfinished(tmp_path / "some.tar.gz", tmp_path / "root")
-    assert restore(tmp_path / "some.tar.gz", tmp_path / "here") == ["some/seed0"]
+    assert restore(tmp_path / "some.tar.gz", tmp_path / "here") == ["some/seed0", "some/seed1"]
 
 
 def test_what_is_further_stays(tmp_path, runs, steps):

@@ -3,6 +3,7 @@
 import shutil
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import nanode.training.run
 from nanode.experiments import Options, Planned, execute, reproduce
 from nanode.experiments.execution import BrokenOff, matches, outcomes, until
-from nanode.experiments.measurements import MEASUREMENTS
+from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.training import OptimizerConfig, RunRecord, train
 from nanode.training.loop import Loop
 
@@ -278,6 +279,43 @@ def test_a_run_is_over_once_it_is_measured(tmp_path, runs, monkeypatch):
     list(execute([run], tmp_path, prune=True))
     assert len(asked) == 2
     assert (tmp_path / run.name / "look.json").read_text() == '{\n  "found": 1\n}\n'
+
+
+def test_nothing_is_measured_once_time_is_up(tmp_path, runs, steps, monkeypatch):
+    """The weights stay, though all others are pruned, and the next call measures them."""
+    events = []
+
+    class One:
+        """A run with a measurement."""
+
+        def plan(self, options, root=None):
+            return [replace(runs[0], measure="look")]
+
+    def look(folder):
+        events.append("measured")
+        return {}
+
+    monkeypatch.setitem(MEASUREMENTS, "look", look)
+    call = partial(reproduce, One(), tmp_path, Options(), prune=True)
+    assert not list(
+        call(asked=lambda: "trained" in events, trained=lambda: events.append("trained"))
+    )
+    assert events == ["trained"]
+    assert (tmp_path / runs[0].name / "final.safetensors").exists()
+    assert [outcome.new for outcome in call()] == [True]
+    assert events == ["trained", "measured"]
+    assert not (tmp_path / runs[0].name / "final.safetensors").exists()
+    assert steps.count == 20
+
+
+def test_a_run_made_again_is_measured_again(tmp_path, runs, monkeypatch):
+    found = iter([1, 2])
+    monkeypatch.setitem(MEASUREMENTS, "look", lambda folder: {"found": next(found)})
+    run = replace(runs[0], measure="look")
+    list(execute([run], tmp_path, prune=True))
+    (tmp_path / run.name / "run.json").unlink()
+    list(execute([run], tmp_path, prune=True))
+    assert measured("look", tmp_path / run.name) == {"found": 2}
 
 
 def test_plans_that_grow_are_carried_out_to_the_end(tmp_path, runs):
