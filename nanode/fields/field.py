@@ -1,5 +1,6 @@
 """The interface of a field: the right-hand side of dx/dt = f(t, x), its weights apart."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -206,9 +207,25 @@ def as_field(field: Any) -> Field:
     """A field as it is; any other callable f(t, x) as a field."""
     if isinstance(field, Field):
         return field
+    if isinstance(field, nn.Module):
+        _check_takes_time(field)
     if callable(field):
         return Callback(field)
     raise ValueError(f"expected a Field or a callable f(t, x), got {type(field).__name__}")
+
+
+def _check_takes_time(module: nn.Module) -> None:
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # scripted code has none
+        return
+    try:
+        signature.bind_partial(0.0, None)  # conditioning may follow
+    except TypeError:
+        raise ValueError(
+            f"a field is called as f(t, x), and {type(module).__name__} takes x alone; use "
+            "nanode.Autonomous(module), or nanode.TimeVarying(module, basis) for weights that move"
+        ) from None
 
 
 def check_norms(module: nn.Module) -> None:

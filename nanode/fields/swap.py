@@ -33,6 +33,19 @@ class _Turn:
         return _Turn, ()
 
 
+def refuse_lent(module: nn.Module) -> None:
+    """Refuse a module whose weights another field has taken."""
+    # A whole field inside the module brings its weights along.
+    fields = [part for part in module.modules() if hasattr(part, "_lender")]
+    cared_for = {part for field in fields for part in field.modules()}
+    for part in module.modules():
+        if getattr(part, "_lent", False) and part not in cared_for:
+            raise ValueError(
+                f"a {type(part).__name__} in this module has given its weights to another "
+                "field already; wrap a copy (copy.deepcopy before wrapping), or share the field"
+            )
+
+
 class Lender:
     """Knows where each named weight of a module lives, and puts others there for one call.
 
@@ -50,15 +63,7 @@ class Lender:
             first = canonical.setdefault(id(parameter), name)
             path, _, leaf = name.rpartition(".")
             self.places.append((module.get_submodule(path), leaf, first, name))
-        # A whole field inside the module brings its weights along.
-        fields = [part for part in module.modules() if hasattr(part, "_lender")]
-        cared_for = {part for field in fields for part in field.modules()}
-        for part in module.modules():
-            if getattr(part, "_lent", False) and part not in cared_for:
-                raise ValueError(
-                    f"a {type(part).__name__} in this module has given its weights to another "
-                    "field already; wrap a copy (copy.deepcopy before wrapping), or share the field"
-                )
+        refuse_lent(module)
         for owner, leaf, name, _ in self.places:
             if name in moving:
                 owner._parameters[leaf] = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nanode.bases import Basis
 from nanode.fields.field import Field, Weights, check_norms
-from nanode.fields.swap import Lender
+from nanode.fields.swap import Lender, refuse_lent
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import (
     Expansion,
@@ -95,6 +95,7 @@ class TimeVarying(Field):
             )
         if start is not None and weights is not None:
             raise ValueError("start= belongs to basis=; a factory given as weights= starts itself")
+        refuse_lent(module)
         parameters = dict(module.named_parameters())
         if not parameters:
             raise ValueError(

@@ -44,6 +44,11 @@ class Expansion(Trajectory):
         super().__init__()
         if not parameters:
             raise ValueError("an expansion needs at least one weight, got none")
+        if any(True for _ in basis.parameters()):
+            raise ValueError(
+                f"{type(basis).__name__} has parameters, but a basis is fixed and its values are "
+                "kept: register what it is made of by register_buffer"
+            )
         self.shapes = {name: value.shape for name, value in parameters.items()}
         self.basis = basis
         self.interval, self.breakpoints, self.jumps = basis.interval, basis.breakpoints, basis.jumps

@@ -117,6 +117,22 @@ def test_refuses_what_can_not_be_called(thing):
         as_field(thing)
 
 
+def test_refuses_a_module_without_a_place_for_t():
+    with pytest.raises(ValueError, match=r"Sequential takes x alone; use nanode\.Autonomous"):
+        nanode.ODEBlock(nn.Sequential(nn.Linear(2, 2)), 4)
+
+    class WithConditioning(nn.Module):
+        def forward(self, t, x, c):
+            return t * x + c
+
+    class Anything(nn.Module):
+        def forward(self, *args):
+            return args[1]
+
+    for module in (WithConditioning(), Anything()):
+        assert isinstance(as_field(module), Callback)
+
+
 def test_a_callable_gets_time_as_a_tensor():
     """As torchdiffeq calls it: t without axes, in the state's dtype, also on a fixed grid."""
     seen = []

@@ -36,7 +36,7 @@ def test_refuses_a_module_without_parameters():
 
 def test_refuses_a_module_whose_weights_already_move():
     field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
-    refused("Linear has no parameters", field.module, nanode.Constant())
+    refused("Linear in this module has given its weights", field.module, nanode.Constant())
 
 
 def test_refuses_neither_or_both_of_basis_and_weights():

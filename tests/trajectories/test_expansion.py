@@ -236,6 +236,18 @@ def test_copies_are_independent():
 # ---- bad input
 
 
+def test_refuses_a_basis_with_parameters():
+    """Its values are kept, and wouldn't follow."""
+
+    class Learnt(nanode.Legendre):
+        def __init__(self):
+            super().__init__(degree=2)
+            self.stretch = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    with pytest.raises(ValueError, match=r"Learnt has parameters.*register_buffer"):
+        nanode.Expansion({"w": torch.randn(2)}, Learnt())
+
+
 def test_refuses_nothing():
     with pytest.raises(ValueError, match="at least one weight, got none"):
         nanode.Expansion({}, nanode.Constant())
