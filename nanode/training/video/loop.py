@@ -57,6 +57,7 @@ class VideoLoop:
     ) -> None:
         self.setup, self.folder, self.journal = setup, folder, journal
         self.clock, self.progress = clock, progress
+        self._resumed = progress.step > 0
         #: Loss, error and divergence of the steps since the last look, still on the device.
         self._unread: list[Tensor] = []
 
@@ -118,7 +119,10 @@ class VideoLoop:
         if not self._unread:
             return
         progress, rows = self.progress, torch.stack(self._unread).tolist()
-        progress.seconds += self.clock.stop(len(rows))
+        warming = self._resumed and self.clock.first
+        spent = self.clock.stop(len(rows))
+        if not warming:  # else it took what the first start had taken already
+            progress.seconds += spent
         self._unread.clear()
         first = progress.step - len(rows) + 1
         for step, row in enumerate(rows, first):

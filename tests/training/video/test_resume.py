@@ -1,5 +1,6 @@
 """Interrupted video runs go on as if nothing had happened."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from nanode.training.video import VideoRecord, train_video
+from nanode.training.video.setup import VideoSetup
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -56,6 +58,22 @@ def test_time_goes_on_where_it_was(tmp_path, config, interrupt):
     record = train_video(config, tmp_path)
     assert record.curves[0] == before
     assert record.curves[1].seconds > before.seconds
+
+
+def test_warming_up_again_is_no_training(tmp_path, config, monkeypatch):
+    """The first step of a setup makes what the others use, once a start."""
+    asked = iter([False] * 5 + [True])
+    train_video(config, tmp_path, stop=lambda: next(asked))
+    step, waits = VideoSetup.step, iter([2.0])
+
+    def slow_at_first(setup, frames):
+        time.sleep(next(waits, 0.0))
+        return step(setup, frames)
+
+    monkeypatch.setattr(VideoSetup, "step", slow_at_first)
+    record = train_video(config, tmp_path)
+    assert record.times.first_steps > 2.0
+    assert record.curves[-1].seconds < record.times.first_steps + record.times.steps - 2.0
 
 
 def test_a_finished_run_is_not_repeated(tmp_path, config, interrupt):
