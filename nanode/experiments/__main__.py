@@ -12,7 +12,6 @@ from typing import Any
 from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, reproduce
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, load_record, matches
-from nanode.experiments.measurements import measured
 from nanode.experiments.plan import BUDGETS, DATA, changed
 from nanode.training.video import VideoMetrics
 
@@ -115,7 +114,7 @@ def _unmeasured(given: argparse.Namespace, root: Path) -> set[str]:
     """Runs of any experiment that may be trained, but have a measurement still to come."""
     options = _options(given)
     planned = (run for experiment in EXPERIMENTS.values() for run in experiment.plan(options, root))
-    return {r.name for r in planned if r.measure and measured(r.measure, root / r.name) is None}
+    return {run.name for run in planned if run.unmeasured(root)}
 
 
 def _options(given: argparse.Namespace) -> Options:

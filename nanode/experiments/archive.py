@@ -47,10 +47,9 @@ def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -
         checkpoint, final = last_checkpoint(folder), folder / WEIGHTS[1]
         if folder.relative_to(root).as_posix() in unmeasured and final.exists():
             weights = [final]
-        elif checkpoint is not None and _document(folder)["status"] == "running":
-            weights = [*checkpoint.iterdir()]
-            if _document(folder)["config"].get("select") == "best":
-                weights.append(folder / "best.safetensors")
+        elif checkpoint is not None and (record := _document(folder))["status"] == "running":
+            best = [folder / WEIGHTS[0]] if record["config"].get("select") == "best" else []
+            weights = [*checkpoint.iterdir(), *best]
         else:
             continue
         files += [folder / RECORD, folder / "log.jsonl", *weights]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nanode.experiments.measurements import MEASUREMENTS, measure, measured
+from nanode.experiments.measurements import MEASUREMENTS, measure
 from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.training import Diverged, RunRecord, train
 from nanode.training.checkpoints import check_same, last_checkpoint
@@ -174,9 +174,9 @@ def over(run: Planned, root: str | Path) -> bool:
         return False
     record = load_record(run, folder)
     check_same(record.config.as_dict(), run.config, str(folder))
-    if record.status == "finished" and run.measure is not None:
-        return measured(run.measure, folder) is not None
-    return record.status != "running"
+    if record.status == "finished":
+        return not run.unmeasured(Path(root))
+    return record.status == "failed"
 
 
 def load_record(run: Planned, folder: Path) -> RunRecord | VideoRecord:

@@ -34,6 +34,10 @@ class Planned:
         """What its record is."""
         return VideoRecord if isinstance(self.config, VideoConfig) else RunRecord
 
+    def unmeasured(self, root: Path) -> bool:
+        """Whether what is to be measured on its weights below a root wasn't yet."""
+        return self.measure is not None and measured(self.measure, root / self.name) is None
+
     def differs(self, record: RunRecord | VideoRecord) -> list[str]:
         """The settings that decide results and that a record doesn't share with the plan."""
         return differences(record.config.as_dict(), self.config.as_dict())
@@ -117,7 +121,7 @@ def standing(
     left, others = [], []
     for run in planned:
         record = find_record_of(run.kind, root, run.name)
-        if record is None or _unmeasured(run, record, root):
+        if record is None or (record.status == "finished" and run.unmeasured(root)):
             left.append(run.name)
         elif different := run.differs(record):
             others.append(f"{run.name} ({', '.join(text.split(' ')[0] for text in different)})")
@@ -132,11 +136,6 @@ def standing(
     if others:
         parts.append(f"**By other settings than are planned now:** {_few(others)}.")
     return " ".join(parts)
-
-
-def _unmeasured(run: Planned, record: RunRecord | VideoRecord, root: Path) -> bool:
-    wanted = run.measure if record.status == "finished" else None
-    return wanted is not None and measured(wanted, root / run.name) is None
 
 
 def _few(names: Sequence[str]) -> str:

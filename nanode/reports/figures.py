@@ -44,8 +44,6 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
 
 
 def _fill(axis: Any, panel: Panel) -> None:
-    from matplotlib.ticker import LogFormatter
-
     for label, points in panel.series.items():
         if points:
             x = [place for place, _ in points]
@@ -58,6 +56,8 @@ def _fill(axis: Any, panel: Panel) -> None:
     axis.set_xscale(panel.scale, **options)
     axis.set_yscale(panel.y_scale)
     if panel.y_scale == "log":  # within a decade too: 1.2, not 1.2 × 10⁰
+        from matplotlib.ticker import LogFormatter
+
         axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     if panel.ticks:
         axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])

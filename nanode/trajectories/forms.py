@@ -7,7 +7,7 @@ such matrices is said in ``orthogonal.py``. Reflections have a file of their own
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class _Turned(Form):
               \Omega [X, N] = [X, N] \begin{pmatrix} A & -N^\top N \\ I & 0 \end{pmatrix}
     """
 
+    #: Newton steps that the largest turns need in single precision: each squares the error.
+    polishing: ClassVar[int]
+
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The nearest matrix with orthonormal columns, fixed, and the same as free numbers."""
         x = nearest(weight)
@@ -64,11 +67,6 @@ class _Turned(Form):
         for _ in range(self.polishing):
             turned = polished(turned)
         return turned
-
-    @property
-    @abstractmethod
-    def polishing(self) -> int:
-        """Newton steps that the largest turns need in single precision: each squares the error."""
 
     @abstractmethod
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
@@ -93,10 +91,8 @@ class Exponential(_Turned):
     True
     """
 
-    @property
-    def polishing(self) -> int:
-        """Four: with G moved by 1,000 ‖WᵀW − I‖ was up to 0.40, then 0.10, 7e-3, 4e-5, rounding."""
-        return 4
+    #: With G moved by 1,000 ‖WᵀW − I‖ was up to 0.40, then 0.10, 7e-3, 4e-5, rounding.
+    polishing: ClassVar[int] = 4
 
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
         """X exp(A), or [X, N] times the first columns of an exponential of twice the size."""
@@ -133,10 +129,8 @@ class Cayley(_Turned):
     True
     """
 
-    @property
-    def polishing(self) -> int:
-        """Three: with G moved by 1,000 ‖WᵀW − I‖ was up to 0.27, then 4e-2, 1e-3, rounding."""
-        return 3
+    #: With G moved by 1,000 ‖WᵀW − I‖ was up to 0.27, then 4e-2, 1e-3, rounding.
+    polishing: ClassVar[int] = 3
 
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
         """(2X + N) C⁻¹ − X with C = I − A/2 + NᵀN/4: the transform, its blocks eliminated."""

@@ -1,6 +1,7 @@
 """Orthogonal: weights that stay orthogonal while they move."""
 
 import copy
+import math
 import pickle
 from functools import partial
 from itertools import pairwise
@@ -13,7 +14,7 @@ from torch import nn
 import nanode
 from nanode.stages import Stage, Stages
 from tests.trajectories.orthogonal_samples import TOLERANCE, gap, path, polar, values
-from tests.trajectories.samples import EVERY, make, step_stages, stirred
+from tests.trajectories.samples import EVERY, make, quadrature, step_stages, stirred
 
 # ---- the start
 
@@ -261,6 +262,30 @@ def test_smoothness_against_small_steps(form, name):
     expected = quadratic_variation(moving, edges)
     assert expected > 0.1
     assert nanode.smoothness_penalty(moving).item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "frequency", "least", "most"),
+    [(4, 1.0, 0.0, 1e-2), (16, 2 * math.pi, 1e-3, 2e-2), (4, 2 * math.pi, 2e-2, 0.5)],
+)
+def test_how_far_smoothness_is_off(size, frequency, least, most):
+    """By the quadrature, as docs/orthogonal.md says: the worst of six draws, by many more nodes."""
+    basis, worst = nanode.Trigonometric(10, frequency=frequency), 0.0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        field = nanode.TimeVarying(
+            nn.Linear(size, size, bias=False).double(),
+            basis,
+            start=nanode.Independent(),
+            orthogonal=nanode.Householder(),
+        )
+        (moving,) = (part for part in field.modules() if isinstance(part, nanode.Orthogonal))
+        nodes, weights = quadrature((0.0, 1.0), [n / 64 for n in range(1, 64)])
+        with torch.no_grad():
+            speeds = torch.func.vmap(moving._velocity)(nodes)["weight"]
+            exact = speeds.square().sum((1, 2)) @ weights
+            worst = max(worst, abs(nanode.smoothness_penalty(moving) / exact - 1).item())
+    assert least <= worst <= most
 
 
 def test_smoothness_of_buckets_is_by_differences(form):
