@@ -1,6 +1,7 @@
 """What only a GPU can show. Run by ``make test-gpu``."""
 
 import copy
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -280,6 +281,41 @@ def test_a_refused_capture_leaves_the_gpu_usable():
     other = nanode.ODEBlock(conv_field().double().cuda(), 3, compile=True)
     gradients(other, x)
     assert next(iter(other.gradient._solves.values())).refusal is None
+
+
+@torch.library.custom_op("nanode_tests::waited_for", mutates_args=())
+def waited_for(x: torch.Tensor) -> torch.Tensor:
+    """The identity, after a wait that torch's watch for waits doesn't see."""
+    torch.cuda.synchronize()
+    return x.clone()
+
+
+waited_for.register_fake(torch.empty_like)
+waited_for.register_autograd(lambda ctx, grad: grad)
+
+
+class WaitedFor(nn.Module):
+    """Trials go well; the capture itself fails."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return waited_for(x)
+
+
+def test_a_capture_that_fails_midway_keeps_no_memory():
+    x = torch.randn(64, 8, 64, 64, device="cuda")
+    block = nanode.ODEBlock(conv_field(WaitedFor()).cuda(), 3, compile=True)
+    with pytest.warns(UserWarning, match="can't be captured"):
+        gradients(block, x)
+    del block
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    pools = {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
+    assert pools <= {(0, 0)}
+    spare = torch.empty(2**28, device="cuda")
+    del spare
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < 2**28
 
 
 def test_a_field_changed_after_its_capture():

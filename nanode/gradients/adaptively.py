@@ -12,6 +12,7 @@ from nanode.fields import BatchNorm, Field
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.gradient import Gradient
+from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import (
     Conditioning,
     Evaluations,
@@ -107,9 +108,9 @@ def _backsolved(
     evaluations: Evaluations,
 ) -> list[Tensor]:
     """By torchdiffeq's adjoint, with the guards that a repeated evaluation needs."""
-    kind = state[0].device.type
-    autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-    before, fixed = random_state(state[0].device), buffers(call.field)
+    device = state[0].device
+    autocast = autocast_of(device)
+    before, fixed = random_state(device), buffers(call.field)
     own = own_parameters(call.field)
     # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,
     # since functional_call may have put others in their place for the forward pass alone.
@@ -120,8 +121,7 @@ def _backsolved(
             evaluations.forward += 1
             return call.detached(t, side, at, gradient)
         evaluations.backward += 1
-        enabled, dtype = autocast
-        with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
+        with as_cast(autocast, device):
             lent: State = torch.func.functional_call(_Called(call), named, (t, side, at))
             return lent
 
@@ -131,7 +131,7 @@ def _backsolved(
     columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
     if not any(column.requires_grad for column in columns):
         return columns
-    if not equal_states(before, random_state(state[0].device)):
+    if not equal_states(before, random_state(device)):
         raise ValueError(DREW)
     refuse_changed(fixed, buffers(call.field), gradient)
     still = [tensor for tensor in (*own.values(), *extra) if not tensor.requires_grad]

@@ -1,5 +1,6 @@
 """CUDA graphs of a whole solve, forward and backward: one launch each, no Python in between."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -42,6 +43,11 @@ class Captured:
             except RuntimeError as why:
                 self.refusal = str(why)
                 _recover(stream)
+                reason = self.refusal.strip().splitlines()[0]
+                warnings.warn(
+                    f"compile=True: the solve can't be captured and runs as it is ({reason})",
+                    stacklevel=7,
+                )
             finally:
                 torch.cuda.synchronize()  # a capture that failed leaves work behind
                 put_back()  # trials move statistics, and only passes may
@@ -114,9 +120,9 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward, pool=pool):
+        with _recording(self.forward, pool):
             outputs = solve()
-        with torch.cuda.graph(self.backward, pool=pool):
+        with _recording(self.backward, pool):
             self.grads_in = pull(outputs)
         self.outputs = [part.detach() for part in outputs]
 
@@ -130,6 +136,29 @@ def _refused() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Capture into a pool; if that fails the pool's memory is given back.
+
+    torch before 2.14 keeps it, and empties no cache any more, believing that the capture goes on
+    (its pull requests 180395 and 190348).
+    """
+    recording = torch.cuda.graph(graph, pool=pool)
+    recording.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            recording.__exit__(None, None, None)
+        except RuntimeError:
+            if torch.__version__ < "2.14":
+                device = torch.cuda.current_device()
+                for give_back in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+                    with suppress(RuntimeError):  # the first may have been done
+                        give_back(device, pool)
+            raise
 
 
 def _recover(stream: torch.cuda.Stream) -> None:

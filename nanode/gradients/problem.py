@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields.field import Field
 from nanode.fields.swap import Lender
+from nanode.gradients.precision import autocast_of
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
@@ -240,8 +241,8 @@ def checked_state(parts: list[Any], modules: Iterable[nn.Module]) -> State:
             f"the state and the field must be on one device, got {sorted(map(str, devices))}; "
             "move one of them with .to(device)"
         )
-    kind = parts[0].device.type
-    if torch.is_autocast_enabled(kind):
+    enabled, _ = autocast_of(parts[0].device)
+    if enabled:
         # Under autocast f runs in half precision; a state that small steps add up in must not.
         halves = (torch.float16, torch.bfloat16)
         parts = [part.float() if part.dtype in halves else part for part in parts]

@@ -20,6 +20,7 @@ from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
 from nanode.gradients.once import once
+from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import Plan, Problem, own_parameters
 from nanode.gradients.randomness import as_drawn, equal_states, random_state
 from nanode.gradients.snapshot import Buffers, Snapshot, buffers, moved
@@ -154,8 +155,7 @@ class Job:
     def open(self, x: Sequence[Tensor], conditioning: Sequence[Tensor]) -> None:
         """Before the first evaluation."""
         self.device = x[0].device
-        kind = self.device.type
-        self.autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        self.autocast = autocast_of(self.device)
         self.before = self._random_state()
         self.fixed = self.problem.conditioning.rebuilt([c.detach() for c in conditioning])
         self.rows = ForwardRows(self.plan.field, self.stages, self.method.chunk)
@@ -189,10 +189,9 @@ class Job:
     ) -> State:
         """f at stage i once more: same random numbers, same autocast, nothing recorded."""
         self.problem.evaluations.backward += 1
-        enabled, dtype = self.autocast
         with (
             as_drawn(self.random.get(i), self.device),
-            torch.autocast(self.device.type, dtype=dtype, enabled=enabled, cache_enabled=False),
+            as_cast(self.autocast, self.device),
             torch.enable_grad(),
         ):
             return self.problem.evaluate(stages, i, weights, x, conditioning)

@@ -1,0 +1,21 @@
+"""Evaluating twice in the same precision."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+def autocast_of(device: torch.device) -> tuple[bool, torch.dtype]:
+    """Whether autocast is on, and what it casts to."""
+    if device.type == "meta":  # torch knows no autocast there
+        return False, torch.bfloat16
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+
+def as_cast(found: tuple[bool, torch.dtype], device: torch.device) -> AbstractContextManager[Any]:
+    """With the autocast that was found, and no cache: what is cast has another life here."""
+    enabled, dtype = found
+    if device.type == "meta":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
