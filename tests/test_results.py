@@ -7,13 +7,17 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options
 
 RESULTS = Path(__file__).parent.parent / "results"
-#: By experiment, the budget whose runs its page shows.
-PAGES = {"figure-orthogonal": "full", "table1": "short"}
+#: By experiment, the options of the runs that its page shows.
+PAGES = {
+    "figure-orthogonal": Options(budget="full"),
+    "figure-video": Options(seeds=2),
+    "table1": Options(),
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_are_made_from_records(name, tmp_path):
-    EXPERIMENTS[name].report(RESULTS / "runs", tmp_path, Options(budget=PAGES[name]))
+    EXPERIMENTS[name].report(RESULTS / "runs", tmp_path, PAGES[name])
     page = f"{name}.md"
     assert (tmp_path / page).read_text() == (RESULTS / page).read_text()
 

@@ -1,7 +1,7 @@
 """The paper's figure of video losses against time, with the horizon of predictions and films."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,6 @@ from nanode.reports.statistics import Spread, spread
 from nanode.training.video import Point
 
 NAME = "figure-video"
-#: Points of a curve that are drawn.
-SHOWN = 60
 
 ABOUT = (
     "Stochastic Moving MNIST, the runs of Table 2. Above: training loss (mean squared error + β · "
@@ -49,26 +47,24 @@ class FigureVideo:
 
 
 def _panels(runs: Runs) -> list[Panel]:
-    curves = {
-        f"{model}, seed {run.record.seed}": run.record.curves
-        for model, found in runs.items()
-        for run in found
-    }
-    against_time = {name: _curve(points, "seconds", 1 / 60) for name, points in curves.items()}
-    against_steps = {name: _curve(points, "step", 1) for name, points in curves.items()}
     loss = "training loss"
+    minutes, steps = _curves(runs, lambda p: p.seconds / 60), _curves(runs, lambda p: p.step)
     return [
-        Panel(title="against time", x="minutes", y=loss, series=against_time, y_scale="log"),
-        Panel(title="against steps", x="steps", y=loss, series=against_steps, y_scale="log"),
+        Panel(title="against time", x="minutes", y=loss, curves=minutes, y_scale="log"),
+        Panel(title="against steps", x="steps", y=loss, curves=steps, y_scale="log"),
         Panel(title="PSNR", x="frame", y="dB", series=_horizon(runs, "psnr")),
         Panel(title="SSIM", x="frame", y="SSIM", series=_horizon(runs, "ssim")),
     ]
 
 
-def _curve(points: Sequence[Point], axis: str, factor: float) -> list[tuple[float, Spread]]:
-    every = -(-len(points) // SHOWN) or 1
-    kept = points[every - 1 :: every]
-    return [(factor * getattr(point, axis), Spread(point.loss, None, 1)) for point in kept]
+def _curves(
+    runs: Runs, place: Callable[[Point], float]
+) -> dict[str, list[list[tuple[float, float]]]]:
+    """The losses of every seed."""
+    return {
+        model: [[(place(point), point.loss) for point in run.record.curves] for run in found]
+        for model, found in runs.items()
+    }
 
 
 def _horizon(runs: Runs, metric: str) -> dict[str, list[tuple[float, Spread]]]:

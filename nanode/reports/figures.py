@@ -25,6 +25,8 @@ class Panel:
     #: Show these x alone as ticks; the axis's own by default.
     ticks: Sequence[float] = ()
     y_scale: str = "linear"
+    #: Of each name several lines in one colour, such as those of all seeds.
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = field(default_factory=dict)
 
 
 def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
@@ -50,20 +52,23 @@ def _fill(axis: Any, panel: Panel) -> None:
             y = [value.mean for _, value in points]
             bars = [value.deviation or 0.0 for _, value in points]
             axis.errorbar(x, y, yerr=bars if any(bars) else None, marker="o", label=label)
+    for n, (label, lines) in enumerate(panel.curves.items()):
+        for n_line, line in enumerate(lines):  # one entry of the legend for all
+            named = {} if n_line else {"label": label}
+            axis.plot(*zip(*line, strict=True), color=f"C{n}", linewidth=1, **named)
     for n, (label, level) in enumerate(panel.levels.items()):
         axis.axhline(level, linestyle=("--", ":", "-.")[n % 3], color="grey", label=label)
     options = {"linthresh": panel.linear} if panel.scale == "symlog" else {}
     axis.set_xscale(panel.scale, **options)
     axis.set_yscale(panel.y_scale)
-    if panel.y_scale == "log":  # within a decade too: 1.2, not 1.2 × 10⁰
-        from matplotlib.ticker import LogFormatter
-
-        axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    low, high = axis.get_ylim()
+    if panel.y_scale == "log" and high < 10 * low:  # else powers of ten say enough
+        axis.yaxis.set_minor_formatter("{x:g}")
     if panel.ticks:
         axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
         axis.minorticks_off()
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel(panel.x)
     axis.set_ylabel(panel.y)
-    if panel.levels or any(panel.series.values()):
+    if axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8)
