@@ -7,13 +7,21 @@ from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, standing
 from nanode.experiments.table2 import Runs
-from nanode.experiments.video import FILM, STOCHASTIC, data_of, finished, planned
+from nanode.experiments.video import (
+    FIGURE,
+    FILM,
+    STOCHASTIC,
+    VideoRun,
+    data_of,
+    filmed,
+    finished,
+    planned,
+    run_in,
+)
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import write_page
 from nanode.reports.statistics import Spread, spread
 from nanode.training.video import Point
-
-NAME = "figure-video"
 
 ABOUT = (
     "Stochastic Moving MNIST, the runs of Table 2. Above: training loss (mean squared error + β · "
@@ -24,6 +32,12 @@ ABOUT = (
 )
 
 
+FILMS = (
+    "## Films\n\nOf the first seed of each model: truth, the posterior's mean, the best sample and "
+    "others. Green borders: the frame was given; red ones: it was predicted."
+)
+
+
 @dataclass(frozen=True)
 class FigureVideo:
     """Loss against time and steps, quality against the horizon, and films."""
@@ -31,19 +45,27 @@ class FigureVideo:
     summary: str = "video: loss against time and steps, PSNR and SSIM against the horizon, films"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
-        """The stochastic runs of Table 2."""
+        """The stochastic runs of Table 2, and the one that is filmed."""
         data = data_of(STOCHASTIC, options)
-        return [run for run in planned(options) if run.config.data == data]
+        return [*(run for run in planned(options) if run.config.data == data), filmed(options)]
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, a film of each model, and a page with all of them."""
         runs = finished(root, data_of(STOCHASTIC, options))
-        figure = draw(out / f"{NAME}.png", _panels(runs))
-        films = _films(runs, out)
-        shown = [f"![{path.stem}]({path.name})" for path in films]
+        figure = draw(out / f"{FIGURE}.png", _panels(runs))
+        films = {
+            m: film for m, found in runs.items() if found and (film := _film(found[0], out, m))
+        }
         still = standing(self.plan(options, root), root, options)
-        parts = [ABOUT, still, f"![losses and quality]({NAME}.png)", *shown]
-        return [figure, *films, write_page(out / f"{NAME}.md", "Video prediction", parts)]
+        shown = [f"{model}:\n\n![{model}]({film.name})" for model, film in films.items()]
+        parts = [ABOUT, still, f"![losses and quality]({FIGURE}.png)"]
+        parts += [FILMS, *shown] if shown else []
+        folder = root / filmed(options).name
+        if (folder / "run.json").exists() and (film := _film(run_in(folder), out, "longer")):
+            films["longer"] = film
+            parts += [_longer(run_in(folder)), f"![a longer run]({film.name})"]
+        page = write_page(out / f"{FIGURE}.md", "Video prediction", parts)
+        return [figure, *films.values(), page]
 
 
 def _panels(runs: Runs) -> list[Panel]:
@@ -79,12 +101,28 @@ def _horizon(runs: Runs, metric: str) -> dict[str, list[tuple[float, Spread]]]:
     return series
 
 
-def _films(runs: Runs, out: Path) -> list[Path]:
-    """A copy of the film of each model's first seed."""
-    copied = []
-    for model, found in runs.items():
-        film = found[0].folder / FILM if found else None
-        if film is not None and film.exists():
-            out.mkdir(parents=True, exist_ok=True)
-            copied.append(Path(shutil.copyfile(film, out / f"{NAME}-{model}.gif")))
-    return copied
+def _film(run: VideoRun, out: Path, name: str) -> Path | None:
+    """A copy of a run's film, if there is one."""
+    film = run.folder / FILM
+    if not film.exists():
+        return None
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(film, out / f"{FIGURE}-{name}.gif"))
+
+
+def _longer(run: VideoRun) -> str:
+    """What the longer run is, and what it reached."""
+    record, clips = run.record, run.clips
+    assert record.metrics is not None
+    config = record.config
+    text = (
+        "## A longer run\n\n"
+        f"{config.model}, {record.metrics.steps:,} steps of {config.batch_size} clips by a "
+        f"{config.schedule.name} schedule, skips: {config.options['skip']} (a predicted frame is "
+        f"decoded with those of the frame before it), seed {record.seed}, "
+        f"{record.hardware['name']}. Test −ELBO {record.metrics.test.loss_sum:.4f}"
+    )
+    if clips is not None:
+        psnr, ssim = (sum(clips[name]) / len(clips[name]) for name in ("psnr", "ssim"))
+        text += f"; PSNR {psnr:.2f} dB and SSIM {ssim:.4f} over all predicted frames"
+    return text + "."

@@ -1,6 +1,7 @@
-"""The video runs that Table 2 and its figure share.
+"""The video runs that Table 2 and its figure share, and a longer one for a film.
 
     table2/<data>/<model>/seed<n>
+    figure-video/<data>/<model>/seed0
 
 All models train for the same time with a constant learning rate, so the beginning of a run is what
 a shorter run would have been: one set of runs serves the comparison after the same time and the one
@@ -32,6 +33,9 @@ MODELS = tuple(NAMES)
 #: Minutes of training of a run.
 MINUTES = {"short": 2.4, "full": 60.0}
 FILM = "film.gif"
+#: Steps of the run that is filmed.
+FILMED = 5_000
+FIGURE = "figure-video"
 STOCHASTIC, DETERMINISTIC, BAIR = "moving-mnist", "moving-mnist-deterministic", "bair"
 
 
@@ -84,6 +88,20 @@ def planned(options: Options) -> list[Planned]:
     if has_bair(options):
         runs += _runs(BAIR, options, seed=0)
     return runs
+
+
+def filmed(options: Options) -> Planned:
+    """A longer run of NANODE, at a rate that falls and with the skips of the frame before.
+
+    In the minutes of the table's runs digits don't learn to stay whole.
+    """
+    base = _base(STOCHASTIC, options)
+    own: dict[str, Any] = {"model": "svg-nanode", "options.skip": "every"}
+    if not options.tiny:
+        own |= {"minutes": None, "steps": FILMED, "schedule.name": "one-cycle"}
+        own |= {"evaluate_every": 500, "point_every": 50, "checkpoint_every": None}
+    name = f"{FIGURE}/{base.data}/svg-nanode/seed0"
+    return Planned(name, changed(base, own), measure=_measure(STOCHASTIC, options))
 
 
 def has_bair(options: Options) -> bool:
@@ -166,7 +184,7 @@ def finished(root: Path, data: str) -> dict[str, list[VideoRun]]:
     found: dict[str, list[VideoRun]] = {}
     for model in MODELS:
         folders = sorted((root / "table2" / data / model).glob("seed*/run.json"))
-        runs = [_run(path.parent) for path in folders]
+        runs = [run_in(path.parent) for path in folders]
         found[model] = [run for run in runs if run.record.status == "finished"]
     return found
 
@@ -181,7 +199,8 @@ def diverged(root: Path, data: str) -> list[str]:
     ]
 
 
-def _run(folder: Path) -> VideoRun:
+def run_in(folder: Path) -> VideoRun:
+    """The run in a folder, with what was measured there."""
     record = VideoRecord.load(folder / "run.json")
     names = (*MEASURES.values(), "prediction")
     clips = next((c for name in names if (c := measured(name, folder))), None)

@@ -28,7 +28,10 @@ def test_the_plan(budget, tmp_path):
         assert run.config.schedule.name == "constant"
     assert {run.config.model for run in runs} == set(MODELS)
     figure = EXPERIMENTS["figure-video"].plan(options)
-    assert figure == runs[:6]
+    *table, film = figure
+    assert table == runs[:6]
+    assert film.name == f"figure-video/{runs[0].config.data}/svg-nanode/seed0"
+    assert film.config.options["skip"] == "every"
     if budget != "tiny":
         assert {run.config.minutes for run in runs} == {2.4 if budget == "short" else 60.0}
         assert {run.config.steps for run in runs} == {None}
@@ -62,12 +65,17 @@ def test_from_start_to_report(tmp_path, monkeypatch):
     assert "BAIR was not run" in text
     mse = finished(runs, "moving-digits-deterministic")["svg-auto"][0].clips["openstl_mse"]
     assert f"| {mse:.2f} |" in text
-    figure = EXPERIMENTS["figure-video"].report(runs, out, options)
-    assert {path.name for path in figure} == {
+    figure = EXPERIMENTS["figure-video"]
+    *others, film = list(reproduce(figure, runs, options, prune=True, overrides=changes))
+    assert film.new and not any(outcome.new for outcome in others)
+    assert {path.name for path in figure.report(runs, out, options)} == {
         "figure-video.png",
         "figure-video.md",
-        *(f"figure-video-{model}.gif" for model in MODELS),
+        *(f"figure-video-{name}.gif" for name in (*MODELS, "longer")),
     }
+    words = (out / "figure-video.md").read_text()
+    assert "4 steps of 2 clips" in words
+    assert f"Test −ELBO {film.record.metrics.test.loss_sum:.4f}" in words
     # Nothing is repeated.
     again = list(reproduce(table, runs, options, overrides=changes))
     assert not any(outcome.new for outcome in again)
