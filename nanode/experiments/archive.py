@@ -63,7 +63,8 @@ def restore(path: Path, root: Path) -> list[str]:
     """Unpack an archive below a root; returns the folders whose files were taken.
 
     A run replaces one of the same name only if it is further: over, ended later, measured, or at a
-    later checkpoint. An archive that holds anything unexpected is refused, and nothing is written.
+    later checkpoint; a measurement without a run, if a GPU's comes in place of a CPU's. An archive
+    that holds anything unexpected is refused, and nothing is written.
     """
     taken = []
     with _opened(path) as archive:
@@ -123,10 +124,19 @@ def _place(folder: Path) -> tuple[bool, str, int, str, bool]:
     record = _document(folder) if (folder / RECORD).exists() else None
     over = record is not None and record["status"] != "running"
     ended = record["ended"] if record is not None and over else ""
-    known = sum((folder / name).exists() for name in (*_measured(), RECORD))
+    known = sum((folder / name).exists() for name in (*_measured(), RECORD)) + _on_gpu(folder)
     checkpoint = last_checkpoint(folder)
     final = (folder / WEIGHTS[1]).exists()
     return over, ended, known, "" if checkpoint is None else checkpoint.name, final
+
+
+def _on_gpu(folder: Path) -> bool:
+    """Whether what was measured without a run was measured on a GPU."""
+    try:
+        found = json.loads((folder / MEMORY).read_text(encoding="utf-8"))
+        return bool(found["hardware"]["device"] == "cuda")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _started(folder: Path) -> str:

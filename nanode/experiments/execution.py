@@ -18,6 +18,7 @@ import torch
 
 from nanode.experiments.measurements import MEASUREMENTS, measure
 from nanode.experiments.plan import Experiment, Options, Planned, changed
+from nanode.experiments.video import FILM
 from nanode.training import Diverged, RunRecord, train
 from nanode.training.checkpoints import check_same, last_checkpoint
 from nanode.training.video import VideoConfig, VideoRecord, train_video
@@ -244,8 +245,8 @@ def _clear(run: Planned, folder: Path) -> None:
             return
         path.unlink()
     remove_large(folder)
-    for name in MEASUREMENTS:  # of the weights that are gone
-        (folder / f"{name}.json").unlink(missing_ok=True)
+    for name in (*(f"{name}.json" for name in MEASUREMENTS), FILM):  # of the weights that are gone
+        (folder / name).unlink(missing_ok=True)
 
 
 def _free_memory() -> None:

@@ -48,7 +48,8 @@ class Options:
     """What a user chooses about an experiment.
 
     ``tiny`` plans the same runs in seconds on a CPU, on the digits that come with the package;
-    ``full`` plans all that ``short`` does, under the same names, and more.
+    ``full`` plans all that ``short`` does, under the same names, and more; of video it plans longer
+    runs, under other names.
 
     >>> Options(budget="tiny").sets
     ('digits',)

@@ -16,11 +16,12 @@ from nanode.experiments.video import (
     MODELS,
     STOCHASTIC,
     VideoRun,
-    data_of,
     diverged,
     finished,
     has_bair,
+    place_of,
     planned,
+    trivial,
 )
 from nanode.reports.claims import Claim, judge
 from nanode.reports.markdown import table, write_page
@@ -42,7 +43,11 @@ PAPER = {
 CLAIMS = (
     Claim("NANODE reaches a lower −ELBO than SVG", ("svg",), ("svg-nanode",)),
     Claim("NANODE reaches a lower −ELBO than Auto", ("svg-auto",), ("svg-nanode",)),
+)
+#: Of Moving MNIST and of BAIR.
+AUTO = (
     Claim("Auto stays behind SVG on Moving MNIST", ("svg-auto",), ("svg",)),
+    Claim("Auto reaches a lower −ELBO than SVG on BAIR", ("svg",), ("svg-auto",)),
 )
 MEMORY = Path("table2") / "memory.json"
 GRADIENTS = ("backprop", "checkpointed")
@@ -55,10 +60,11 @@ ABOUT = (
     "SVG-LP with the VGG backbone; in Auto and NANODE each run of channel-preserving layers is one "
     "flow of three Euler steps (NANODE: trigonometric weights of order 3). All models train for "
     "the same time by one recipe: Adam at a constant learning rate. −ELBO is the training loss, "
-    "mean squared error + β · divergence, summed over the predicted frames; its lowest mean over "
-    "a few steps (how many is below) is given, as the paper reports a minimum, and the lowest on "
-    "test clips, in eval mode. The paper's absolute scale can't be recovered, so ratios to SVG, "
-    "seed by seed, stand beside the paper's; ± is the sample standard deviation over seeds."
+    "mean squared error + β · divergence, summed over all frames but the first; its lowest mean "
+    "over a few steps (how many is below) is given, as the paper reports a minimum, and the "
+    "lowest on test clips, in eval mode. The paper's absolute scale can't be recovered, so "
+    "ratios to SVG, seed by seed, stand beside the paper's; ± is the sample standard deviation "
+    "over seeds."
 )
 
 
@@ -74,20 +80,23 @@ class Table2:
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The tables, beside the paper's; memory is measured unless that was done."""
-        mnist = finished(root, data_of(STOCHASTIC, options))
+        places = [place_of(recipe, options) for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)]
+        mnist, deterministic, bair = (finished(root, place) for place in places)
+        least = [trivial(root, place, options).get("scores", {}) for place in places]
         costs = measured_once(root / MEMORY, measure, options)
         parts = [
             ABOUT,
             standing(self.plan(options, root), root, options),
             *comparisons("Moving MNIST", mnist, column=0),
-            *comparisons("BAIR", finished(root, data_of(BAIR, options)), column=1),
+            *comparisons("BAIR", bair, column=1),
             _missing(root, options),
             memory_section(costs),
             _speeds(mnist),
             speed_section(costs),
-            _clips(mnist),
-            _deterministic(finished(root, data_of(DETERMINISTIC, options))),
-            _settings(mnist),
+            _clips("stochastic Moving MNIST", mnist, least[0]),
+            _clips("BAIR", bair, least[2]),
+            _deterministic(deterministic, least[1]),
+            _settings(dict(zip(places, (mnist, deterministic, bair), strict=True))),
         ]
         return [write_page(out / "table2.md", "Table 2: video prediction", parts)]
 
@@ -158,7 +167,7 @@ def _comparison(title: str, runs: Runs, column: int, limit: dict[str, Any]) -> s
                 _mean([elbo.loss_over_beta for elbo in scales if elbo], ".1f"),
             ]
         )
-    verdicts = [f"- {claim.text}: {judge(claim, ratios)}" for claim in CLAIMS]
+    verdicts = [f"- {claim.text}: {judge(claim, ratios)}" for claim in (*CLAIMS, AUTO[column])]
     return f"## {title}\n\n{table(header, rows)}\n\n" + "\n".join(verdicts)
 
 
@@ -323,8 +332,9 @@ def speed_section(found: dict[str, Any]) -> str:
         speed, gradient = row["steps_per_second"], row["gradient"]
         ratio = speed / base[row["width"]]
         target = TARGETS.get(gradient) if row["model"] == "svg-nanode" else None
-        verdict = "–" if target is None else "held" if ratio >= target else "**did not hold**"
-        shown = "–" if target is None else f"{target:g}: {verdict}"
+        shown = "–" if target is None else f"{target:g}"
+        if target is not None and found["hardware"]["device"] == "cuda":  # what it is said of
+            shown += ": held" if ratio >= target else ": **did not hold**"
         method = [row["model"], row["width"], gradient or "–"]
         rows.append([*method, f"{speed:.2f}", f"{ratio:.3f}", shown])
     half = "bf16, channels last" if found["hardware"]["device"] == "cuda" else "fp32"
@@ -336,7 +346,7 @@ def speed_section(found: dict[str, Any]) -> str:
     )
 
 
-def _clips(runs: Runs) -> str:
+def _clips(title: str, runs: Runs, least: Mapping[str, Any]) -> str:
     rows = []
     for model, found in runs.items():
         known = [run.clips for run in found if run.clips is not None]
@@ -354,14 +364,22 @@ def _clips(runs: Runs) -> str:
             )
     if not rows:
         return ""
+    rows += [
+        [name, "–", "–", "–", *(f"{sum(s[m]) / len(s[m]):{style}}" for m, style in STYLES)]
+        for name, s in least.items()
+    ]
     header = ["model", "seeds", "clips × samples", "frames", "PSNR, dB", "SSIM"]
     return (
-        "## Predicted frames of stochastic Moving MNIST\n\nOf the best of all samples by mean "
-        "SSIM; the horizon is in figure-video.\n\n" + table(header, rows)
+        f"## Predicted frames of {title}\n\nOf the best of all samples by mean SSIM (the published "
+        "protocol: 256 clips × 100 samples); the horizon is in figure-video. Below the models, for "
+        "scale, predictions that need none.\n\n" + table(header, rows)
     )
 
 
-def _deterministic(runs: Runs) -> str:
+STYLES = (("psnr", ".2f"), ("ssim", ".4f"))
+
+
+def _deterministic(runs: Runs, least: Mapping[str, Any]) -> str:
     rows, frames = [], ""
     for model, found in runs.items():
         for run in found:
@@ -380,55 +398,63 @@ def _deterministic(runs: Runs) -> str:
                 )
     if not rows:
         return ""
+    rows += [
+        [name, "–", "–", "–", f"{s['openstl_mse']:.2f}", f"{s['openstl_ssim']:.4f}"]
+        for name, s in least.items()
+    ]
     header = ["model", "test clips", "steps", "epochs of 10,000 clips", "MSE", "SSIM"]
     return (
         f"## Deterministic Moving MNIST, {frames}\n\nIn OpenSTL's definition (squared error summed "
         "over pixels, averaged over frames; its SSIM), latents at their means. Published, after "
         "200 / 2000 epochs of 10,000 clips, MSE: ConvLSTM 29.80 / 22.41, PredRNN 23.97 / 26.43, "
-        "PredRNN++ 22.06 / 14.07, SimVP 26.69 / 15.05, TAU 24.60 / 15.69.\n\n" + table(header, rows)
+        "PredRNN++ 22.06 / 14.07, SimVP 26.69 / 15.05, TAU 24.60 / 15.69. Those are of the "
+        "official 10,000 test clips (moving-mnist-test); moving-mnist-deterministic are clips made "
+        "by the same rules from the test digits. Below the models, for scale, predictions that "
+        "need none.\n\n" + table(header, rows)
     )
 
 
 def _missing(root: Path, options: Options) -> str:
     words = ["FVD and LPIPS were not measured: their networks must be given by the user."]
-    if not any(finished(root, data_of(BAIR, options)).values()):
+    if not any(finished(root, place_of(BAIR, options)).values()):
         there = "its runs aren't over" if has_bair(options) else "the data set was not there"
         words.append(f"BAIR was not run: {there}.")
     words += [
         f"**Failed** on {recipe}, and in no mean above: {', '.join(failed)}."
         for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)
-        if (failed := diverged(root, data_of(recipe, options)))
+        if (failed := diverged(root, place_of(recipe, options)))
     ]
     return "## What is not here\n\n" + " ".join(words)
 
 
-def _settings(runs: Runs) -> str:
+def _settings(places: Mapping[str, Runs]) -> str:
     rows = []
-    for model, found in runs.items():
-        for run in found[:1]:
-            record = run.record
-            config, costs = record.config, record.costs
-            assert isinstance(costs, VideoCosts)
-            flow = record.flows[0] if record.flows else None
-            rows.append(
-                [
-                    model,
-                    "–" if flow is None else f"{flow.field}, {flow.steps} × {flow.solver}",
-                    "–" if flow is None else flow.gradient,
-                    config.options.get("width", 64),
-                    config.batch_size,
-                    f"{config.optimizer.lr:g}",
-                    config.precision,
-                    f"{config.minutes:g}" if config.minutes else f"{config.steps:,} steps",
-                    config.point_every,
-                    config.options.get("skip", "original"),
-                    f"{costs.parameters:,}",
-                    record.hardware.get("name", "unknown"),
-                    commit(record),
-                ]
-            )
+    every = [(p, m, found[0]) for p, runs in places.items() for m, found in runs.items() if found]
+    for place, model, run in every:
+        record = run.record
+        config, costs = record.config, record.costs
+        assert isinstance(costs, VideoCosts)
+        flow = record.flows[0] if record.flows else None
+        rows.append(
+            [
+                place,
+                model,
+                "–" if flow is None else f"{flow.field}, {flow.steps} × {flow.solver}",
+                "–" if flow is None else flow.gradient,
+                config.options.get("width", 64),
+                config.batch_size,
+                f"{config.optimizer.lr:g}",
+                config.precision,
+                f"{config.minutes:g}" if config.minutes else f"{config.steps:,} steps",
+                config.point_every,
+                config.options.get("skip", "original"),
+                f"{costs.parameters:,}",
+                record.hardware.get("name", "unknown"),
+                commit(record),
+            ]
+        )
     if not rows:
         return ""
-    header = ["model", "flow", "gradient", "width", "batch", "learning rate", "precision"]
+    header = ["data", "model", "flow", "gradient", "width", "batch", "learning rate", "precision"]
     header += ["minutes", "steps in a mean", "skip", "parameters", "hardware", "commit"]
     return "## How it was run\n\n" + table(header, rows)

@@ -1,6 +1,6 @@
 """The video runs that Table 2 and its figure share, and a longer one for a film.
 
-    table2/<data>/<model>/seed<n>
+    table2/<place>/<model>/seed<n>         the place is the data set, with -full behind it for hours
     figure-video/<data>/<model>/seed0
 
 All models train for the same time with a constant learning rate, so the beginning of a run is what
@@ -8,24 +8,27 @@ a shorter run would have been: one set of runs serves the comparison after the s
 after the same number of steps.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nanode.data import data_root
+from nanode.data import DataError, data_root
 from nanode.data.video.bair import FOLDER
 from nanode.data.video.official import FOLDERS, SEQUENCES
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.experiments.plan import Options, Planned, changed
 from nanode.models.video import NAMES
+from nanode.training.files import write_text
 from nanode.training.video import (
     Point,
     VideoConfig,
     VideoRecord,
     evaluate_video,
     generate,
+    trivial_scores,
     video_recipe,
 )
 
@@ -112,7 +115,7 @@ def has_bair(options: Options) -> bool:
 def _runs(recipe: str, options: Options, seed: int) -> Iterator[Planned]:
     for model in MODELS:
         config = changed(_base(recipe, options), {"model": model, "seed": seed})
-        name = f"table2/{config.data}/{model}/seed{seed}"
+        name = f"table2/{place_of(recipe, options)}/{model}/seed{seed}"
         yield Planned(name, config, measure=_measure(recipe, options))
 
 
@@ -174,27 +177,53 @@ def _until(points: Sequence[Point], seconds: float | None, steps: int | None) ->
     ]
 
 
-def data_of(recipe: str, options: Options) -> str:
-    """The data set that a recipe's runs are named by."""
-    return _base(recipe, options).data
+def place_of(recipe: str, options: Options) -> str:
+    """Where a recipe's runs are: longer ones can't have the names of shorter ones."""
+    return _base(recipe, options).data + ("-full" if options.budget == "full" else "")
 
 
-def finished(root: Path, data: str) -> dict[str, list[VideoRun]]:
-    """The finished runs on a data set by model, in the order of their seeds."""
+def finished(root: Path, place: str) -> dict[str, list[VideoRun]]:
+    """The finished runs in a place by model, in the order of their seeds."""
     found: dict[str, list[VideoRun]] = {}
     for model in MODELS:
-        folders = sorted((root / "table2" / data / model).glob("seed*/run.json"))
+        folders = sorted((root / "table2" / place / model).glob("seed*/run.json"))
         runs = [run_in(path.parent) for path in folders]
         found[model] = [run for run in runs if run.record.status == "finished"]
     return found
 
 
-def diverged(root: Path, data: str) -> list[str]:
-    """The runs on a data set that failed, by model and seed."""
-    found = [p for m in MODELS for p in sorted((root / "table2" / data / m).glob("seed*/run.json"))]
+def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
+    """Scores of predictions that need no model, on the clips that the runs were measured on.
+
+    Measured once; nothing where no run was measured, or where the data set isn't there.
+    """
+    runs = [run for found in finished(root, place).values() for run in found]
+    run = next((run for run in runs if run.clips is not None), None)
+    if run is None or run.clips is None:
+        return {}
+    on = {key: run.clips[key] for key in ("data", "sequences", "n_past", "length")}
+    path = root / "table2" / place / "trivial.json"
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if found["on"] == on:
+            return found
+    own_root = options.data_root or run.record.config.data_root
+    try:
+        scores = trivial_scores(replace(run.record.config, data_root=own_root, device="auto"), **on)
+    except DataError:
+        return {}
+    found = {"on": on, "scores": {name: asdict(score) for name, score in scores.items()}}
+    write_text(path, json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def diverged(root: Path, place: str) -> list[str]:
+    """The runs in a place that failed, by model and seed."""
+    folders = [root / "table2" / place / model for model in MODELS]
     return [
         f"{path.parent.parent.name} {path.parent.name}"
-        for path in found
+        for folder in folders
+        for path in sorted(folder.glob("seed*/run.json"))
         if VideoRecord.load(path).status == "failed"
     ]
 

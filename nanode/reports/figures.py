@@ -55,7 +55,9 @@ def _fill(axis: Any, panel: Panel) -> None:
     for n, (label, lines) in enumerate(panel.curves.items()):
         for n_line, line in enumerate(lines):  # one entry of the legend for all
             named = {} if n_line else {"label": label}
-            axis.plot(*zip(*line, strict=True), color=f"C{n}", linewidth=1, **named)
+            axis.plot(
+                *zip(*line, strict=True), color=f"C{len(panel.series) + n}", linewidth=1, **named
+            )
     for n, (label, level) in enumerate(panel.levels.items()):
         axis.axhline(level, linestyle=("--", ":", "-.")[n % 3], color="grey", label=label)
     options = {"linthresh": panel.linear} if panel.scale == "symlog" else {}

@@ -132,6 +132,18 @@ def test_what_is_further_stays(tmp_path, runs, steps):
     assert (here / "some/seed0/fit.json").exists()
 
 
+@pytest.mark.parametrize(("first", "then"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_gpus_measurement_replaces_a_cpus(tmp_path, first, then):
+    path = tmp_path / "some.tar.gz"
+    for place, device in (("here", first), ("there", then)):
+        (tmp_path / place / "table2").mkdir(parents=True)
+        text = json.dumps({"hardware": {"device": device}})
+        (tmp_path / place / "table2/memory.json").write_text(text)
+    write_records(path, tmp_path / "there")
+    assert restore(path, tmp_path / "here") == (["table2"] if then == "cuda" else [])
+    assert "cuda" in (tmp_path / "here/table2/memory.json").read_text()
+
+
 def test_a_run_made_again_replaces_the_older_one(tmp_path, runs):
     """And never the other way round, however little the newer folder holds."""
     once, again, here = (tmp_path / name for name in ("once", "again", "here"))

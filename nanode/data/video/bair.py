@@ -110,7 +110,7 @@ def read_images(records: Records, index: int, view: View) -> bytes:
 def _mapped(folder: Path, view: View, home: Path, progress: Progress | None) -> NDArray[np.uint8]:
     """The images of a split, ``(N, T, C, H, W)``, mapped from a copy that is made if missing."""
     files = open_split(folder)
-    content = "\n".join(f"{records.path.name} {len(records)}" for records in files)
+    content = "\n".join(_mark(records) for records in files)
     mark = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
     path = home / f"{folder.name}.{view}.{mark}.npy"
     shape = (sum(len(records) for records in files), FRAMES, *SHAPE)
@@ -129,6 +129,12 @@ def _mapped(folder: Path, view: View, home: Path, progress: Progress | None) -> 
     if mapped.shape != shape or mapped.dtype != np.uint8:
         raise _spoilt(path, f"expected bytes of shape {shape}, found {mapped.dtype} {mapped.shape}")
     return mapped.transpose(0, 1, 4, 2, 3)
+
+
+def _mark(records: Records) -> str:
+    """What tells a file of records from another that is put in its place later."""
+    found = records.path.stat()
+    return f"{records.path.name} {len(records)} {found.st_size} {found.st_mtime_ns}"
 
 
 def _copy(

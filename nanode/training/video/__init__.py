@@ -12,7 +12,12 @@ from nanode.training.video.config import (
     video_recipe,
     video_recipe_names,
 )
-from nanode.training.video.evaluation import VideoScore, evaluate_video
+from nanode.training.video.evaluation import (
+    TrivialScore,
+    VideoScore,
+    evaluate_video,
+    trivial_scores,
+)
 from nanode.training.video.generation import generate
 from nanode.training.video.loss import Elbo
 from nanode.training.video.records import (
@@ -30,6 +35,7 @@ __all__ = [
     "Best",
     "Elbo",
     "Point",
+    "TrivialScore",
     "VideoConfig",
     "VideoCosts",
     "VideoMetrics",
@@ -42,6 +48,7 @@ __all__ = [
     "load_video_config",
     "load_video_model",
     "train_video",
+    "trivial_scores",
     "video_recipe",
     "video_recipe_names",
 ]

@@ -14,6 +14,7 @@ from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, roll_out
 from nanode.training.setup import make_fabric
 from nanode.training.values import check_choice, check_count
+from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import check_range
 from nanode.training.video.metrics import by_time, openstl_mse, openstl_ssim, psnr, ssim
 from nanode.training.video.order import latent_noise
@@ -229,6 +230,54 @@ def _compared(made: Tensor, future: Tensor) -> dict[str, Tensor]:
 def _called(network: Network, pairs: list[tuple[Tensor, Tensor]]) -> float:
     truth, made = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return float(network(truth, made))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrivialScore:
+    """What a prediction that needs no model scores; as in ``VideoScore``."""
+
+    psnr: tuple[float, ...]
+    ssim: tuple[float, ...]
+    openstl_mse: float
+    openstl_ssim: float
+
+
+#: What is predicted for every later time, by the last frame that was given.
+TRIVIAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "black frames": torch.zeros_like,
+    "the last given frame": lambda last: last,
+}
+
+
+def trivial_scores(
+    config: VideoConfig, *, sequences: int, n_past: int, length: int, data: str | None = None
+) -> dict[str, TrivialScore]:
+    """What predictions that need no model score on the first test clips, for scale."""
+    clips = load_clips(config, make_fabric(config).device, data).test
+    check_length(clips, length, f"length = {length}")
+    metrics = {"psnr": psnr, "ssim": ssim}
+    metrics |= {"openstl_mse": openstl_mse, "openstl_ssim": openstl_ssim}
+    found: dict[str, dict[str, list[Tensor]]] = {
+        name: {metric: [] for metric in metrics} for name in TRIVIAL
+    }
+    for indices in torch.arange(min(sequences, len(clips))).split(100):
+        truth = clips.frames(indices, length)
+        future = truth[:, n_past:]
+        for name, predict in TRIVIAL.items():
+            made = predict(truth[:, n_past - 1]).unsqueeze(1).expand_as(future)
+            for metric, function in metrics.items():
+                values = by_time(function, made, future)
+                found[name][metric].append(values.double().cpu())
+    mean = {n: {m: torch.cat(parts).mean(0) for m, parts in f.items()} for n, f in found.items()}
+    return {
+        name: TrivialScore(
+            psnr=tuple(values["psnr"].tolist()),
+            ssim=tuple(values["ssim"].tolist()),
+            openstl_mse=values["openstl_mse"].mean().item(),
+            openstl_ssim=values["openstl_ssim"].mean().item(),
+        )
+        for name, values in mean.items()
+    }
 
 
 @contextmanager

@@ -69,11 +69,14 @@ def write_film(path: str | Path, film: Film, fps: int = 8) -> Path:
 
 
 def writer(path: str | Path) -> Callable[[Path, Film, int], None]:
-    """What writes a film of that ending."""
+    """What writes a film of that ending; an error if what it needs isn't there."""
     writers = {".gif": _gif, ".mp4": _mp4}
     ending = Path(path).suffix.lower()
     if ending not in writers:
         raise ValueError(f"a film is written as .gif or .mp4, got {Path(path).name!r}")
+    _pillow("Image")  # the captions' too
+    if ending == ".mp4":
+        _pyav()
     return writers[ending]
 
 
@@ -96,13 +99,17 @@ def _pillow(name: str) -> Any:
         raise ImportError("films need Pillow: pip install nanode[video]") from why
 
 
-def _mp4(path: Path, film: Film, fps: int, codec: str = "libx264") -> None:
+def _pyav() -> Any:
     try:
-        av: Any = import_module("av")
+        return import_module("av")
     except ImportError as why:
         raise ImportError(
             "MP4 needs PyAV: pip install nanode[video]; or write a .gif, which needs Pillow only"
         ) from why
+
+
+def _mp4(path: Path, film: Film, fps: int, codec: str = "libx264") -> None:
+    av = _pyav()
     # Colour is stored for pairs of pixels.
     _, height, width, _ = film.shape
     film = np.pad(film, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))

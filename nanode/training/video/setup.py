@@ -98,6 +98,7 @@ def prepare(config: VideoConfig) -> VideoSetup:
     data = load_clips(config, fabric.device)
     for clips in (data.train, data.test):
         check_length(clips, config.length, f"n_past + n_future = {config.length}")
+    check_length(data.test, config.n_eval, f"n_eval = {config.n_eval}")
     endless = data.train.length is None
     order = Order(len(data.train), config.batch_size, config.seed, endless)
     torch.manual_seed(config.seed)

@@ -100,6 +100,19 @@ def test_other_records_make_another(root):
     assert len(load("bair", root=root).train) == 2
 
 
+def test_records_put_in_their_place_later_make_another(root):
+    before = load("bair", root=root).train.frames(torch.arange(1), 2)
+    path = root / "softmotion30_44k/train/traj_10_to_10.tfrecords"
+    first = root / "softmotion30_44k/train/traj_0_to_1.tfrecords"
+    content = first.read_bytes()
+    record = path.read_bytes()
+    first.write_bytes(2 * record)
+    after = load("bair", root=root).train.frames(torch.arange(1), 2)
+    assert not torch.equal(before, after)
+    first.write_bytes(content)
+    assert torch.equal(load("bair", root=root).train.frames(torch.arange(1), 2), before)
+
+
 def test_it_can_be_elsewhere(root, tmp_path):
     load("bair", root=root, cache=tmp_path / "new" / "cache")
     assert copies(root) == []

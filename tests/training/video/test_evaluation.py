@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanode.training.video import evaluate_video, load_video_model, setup, train_video
+from nanode.training.video import (
+    evaluate_video,
+    load_video_model,
+    setup,
+    train_video,
+    trivial_scores,
+)
 from nanode.training.video.evaluation import best_samples, norm_statistics, open_task
 from nanode.training.video.metrics import psnr, ssim
 from tests.training.video.conftest import squares
@@ -49,6 +55,23 @@ def test_openstl_is_of_the_expected_prediction(run):
     expected = task.expected(truth)[:, 3:]
     error = (expected - truth[:, 3:]).square().sum(dim=(2, 3, 4)).mean().item()
     assert score.openstl_mse == pytest.approx(error, rel=1e-5)
+
+
+def test_predictions_that_need_no_model(run, config):
+    found = trivial_scores(config, sequences=3, n_past=3, length=8)
+    truth = open_task(run).truth(torch.arange(3))
+    future = truth[:, 3:]
+    for name, made in (
+        ("black frames", torch.zeros_like(future)),
+        ("the last given frame", truth[:, 2:3].expand_as(future)),
+    ):
+        error = (made - future).square()
+        score = found[name]
+        assert score.openstl_mse == pytest.approx(error.sum(dim=(2, 3, 4)).mean().item(), rel=1e-5)
+        ratios = -10 * error.mean(dim=(2, 3, 4)).log10()
+        assert score.psnr == pytest.approx(ratios.clamp(max=100).mean(0).tolist(), rel=1e-4)
+        similar = [ssim(made[:, t], future[:, t]).mean().item() for t in range(5)]
+        assert score.ssim == pytest.approx(similar, abs=1e-5)
 
 
 def test_more_samples_are_no_worse_and_begin_alike(run):

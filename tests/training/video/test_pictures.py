@@ -92,6 +92,8 @@ def test_without_pyav(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImportError, match=r"pip install nanode\[video\]; or write a .gif"):
         write_film(tmp_path / "film.mp4", film()[1])
+    with pytest.raises(ImportError, match=r"or write a .gif"):  # before anything is sampled
+        generate(tmp_path / "no run at all", tmp_path / "film.mp4")
     assert list(tmp_path.iterdir()) == []
 
 

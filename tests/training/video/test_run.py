@@ -227,6 +227,7 @@ def test_a_rate_that_diverges(tmp_path, config):
     [
         ({"batch_size": 41}, "40 clips, fewer than a batch of 41"),
         ({"n_future": 10, "n_eval": 13}, "12 frames a clip, too few for n_past \\+ n_future = 13"),
+        ({"n_eval": 13}, "12 frames a clip, too few for n_eval = 13"),
         ({"model": "svg-nano"}, "did you mean 'svg-nanode'"),
         ({"options": {"widht": 3}}, "options doesn't fit the model 'svg-nanode'.*'widht'"),
         ({"tensorboard": True}, "pip install tensorboard"),
