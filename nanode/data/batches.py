@@ -66,7 +66,7 @@ class Batches:
         if not len(data) or (self.drop_last and len(data) < batch_size):
             raise ValueError(
                 f"{data.name} has {len(data):,} images, fewer than a batch of {batch_size:,}: "
-                "take a smaller batch or drop_last=False"
+                "take a smaller batch (batch_size)"
             )
         if not dtype.is_floating_point:
             raise ValueError(f"expected a floating-point dtype, got {dtype}")

@@ -9,22 +9,29 @@ Rates and scales are chosen on CIFAR-10. Whether mixing pays depends on how many
 there are, so that every data set chooses for itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, standing
 from nanode.experiments.selection import Candidate, best, validation_text
 from nanode.reports.markdown import table, write_page
+from nanode.reports.marks import Mark, images_per_second, marks_section
 from nanode.reports.paper import PEERS
 from nanode.reports.records import Cell, find_record
 from nanode.reports.settings import settings_table
 from nanode.reports.table1 import TITLES
 
-#: Models with their evaluations a stage: two NANODEs, the ResNet of their parameter count and the
-#: one of their compute. Waves at base frequency 2π: at 1 those of order 1 are hardly independent on
+#: Models with their evaluations a stage: a NANODE, the ResNet of its parameter count and the one of
+#: its compute.
+ROWS = (("b-nanode-3", 6), ("uncon-resnet", 3), ("uncon-resnet", 6))
+#: In the full budget. Waves at base frequency 2π: at 1 those of order 1 are hardly independent on
 #: six stages (their condition number is 56 there, and 1.4 at 2π).
-ROWS = (("b-nanode-3", 6), ("t-nanode-1-periodic", 6), ("uncon-resnet", 3), ("uncon-resnet", 6))
+WAVES = ("t-nanode-1-periodic", 6)
+#: Test accuracy of the first row in per cent, with at most so many parameters, and images a second.
+ACCURACIES = {"cifar10": 95.2, "cifar100": 78.0}
+PARAMETERS = "5 M"
+SPEED = 25_000
 RATES = (0.2, 0.4, 0.8)
 #: Beside the NANODEs' own scale of 1, at the best rate.
 SCALES = (2.5, 6.0)
@@ -64,7 +71,7 @@ class Staged:
         cells = {
             (model, steps, data): _cell(root, model, steps, data)
             for data in options.sets
-            for model, steps in ROWS
+            for model, steps in rows_of(options)
         }
         accuracies = table(
             ["model, evaluations a stage", "parameters", *(TITLES[data] for data in options.sets)],
@@ -74,7 +81,7 @@ class Staged:
                     _parameters([cells[model, steps, data] for data in options.sets]),
                     *(cells[model, steps, data] for data in options.sets),
                 ]
-                for model, steps in ROWS
+                for model, steps in rows_of(options)
             ],
         )
         undecided = any(choice(data, options, root) is None for data in options.sets)
@@ -86,10 +93,28 @@ class Staged:
             ABOUT,
             standing(self.plan(options, root), root, options, undecided),
             accuracies,
+            _marks({data: cells[*ROWS[0], data] for data in options.sets}),
             _choice(root, options),
             settings_table(rows.items(), ["model", "data"]),
         ]
         return [write_page(out / "staged.md", "Three stages, for accuracy", parts)]
+
+
+def rows_of(options: Options) -> tuple[tuple[str, int], ...]:
+    """Models with their evaluations a stage."""
+    return (*ROWS, WAVES) if options.budget == "full" else ROWS
+
+
+def _marks(cells: Mapping[str, Cell]) -> str:
+    found = []
+    for data, cell in cells.items():
+        if data in ACCURACIES:
+            text = f"{ROWS[0][0]}, {TITLES[data]}, per cent (at most {PARAMETERS} parameters)"
+            mean = None if cell.accuracy is None else cell.accuracy.mean
+            found.append(Mark(text, ACCURACIES[data], mean))
+    every = [record for cell in cells.values() for record in cell.finished]
+    found.append(Mark("images a second in training", SPEED, images_per_second(every), ",.0f"))
+    return marks_section(found)
 
 
 Round = list[tuple[Planned, Candidate]]
@@ -138,7 +163,7 @@ def _final(options: Options, root: Path | None) -> Iterator[Planned]:
     choices = {data: chosen for data, chosen in found.items() if chosen is not None}
     for seed in range(options.seeds if options.budget == "full" else 1):
         for data, chosen in choices.items():
-            for model, steps in ROWS:
+            for model, steps in rows_of(options):
                 own = replace(chosen, scale=None) if model == "uncon-resnet" else chosen
                 # The choice is made: what was held out for it is trained on.
                 changes = own.changes() | {"seed": seed, "validation": 0}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from nanode.reports.markdown import table
+from nanode.reports.marks import images_per_second
 from nanode.training import Costs, Flow, RunRecord
 from nanode.training.records import Record
 
@@ -16,7 +17,8 @@ def settings(records: Iterable[RunRecord]) -> dict[str, str]:
         name: " / ".join(dict.fromkeys(show(record) for record in records)) or "–"
         for name, show in SETTINGS.items()
     }
-    return found | {"images/s": _speed(records)}
+    speed = images_per_second(records)
+    return found | {"images/s": "–" if speed is None else f"{speed:,.0f}"}
 
 
 def settings_table(
@@ -85,13 +87,6 @@ def _costs(show: Callable[[Costs], str]) -> Callable[[RunRecord], str]:
     return lambda record: "–" if record.costs is None else show(record.costs)
 
 
-def _speed(records: list[RunRecord]) -> str:
-    """Images a second in training, mean over runs."""
-    found = [record.times.images_per_second for record in records]
-    known = [speed for speed in found if speed is not None]
-    return f"{sum(known) / len(known):,.0f}" if known else "–"
-
-
 def _optimizer(record: RunRecord) -> str:
     optimizer, schedule = record.config.optimizer, record.config.schedule
     return f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, {schedule.name}"
@@ -131,7 +126,7 @@ SETTINGS: dict[str, Callable[[RunRecord], str]] = {
     "parameters": _costs(lambda costs: f"{costs.parameters:,}"),
     "parameters of the flow, GB": _costs(lambda costs: f"{costs.flow_parameter_bytes / GB:.2g}"),
     "activations of the flow, GB": _costs(lambda costs: f"{costs.flow_activation_bytes / GB:.3g}"),
-    "flow's share of a step": _costs(
+    "flow's share of both passes": _costs(
         lambda costs: "–" if costs.flow_time_share is None else f"{costs.flow_time_share:.0%}"
     ),
     "hardware": hardware,

@@ -75,7 +75,8 @@ def check_tensorboard() -> None:
     """Say how to get TensorBoard where it is missing."""
     if find_spec("tensorboard") is None:
         raise ValueError(
-            "tensorboard: true needs TensorBoard, which isn't installed: pip install tensorboard"
+            "tensorboard: true needs TensorBoard, which isn't installed: "
+            "pip install nanode[tensorboard]"
         )
 
 

@@ -84,7 +84,7 @@ class Costs:
     flow_peak_bytes: int
     #: All that autograd saves in one step of the whole model, parameters left out.
     saved_bytes: int
-    #: The flows' share of the time of a step; None where it wasn't measured.
+    #: The flows' share of the time of forward and backward pass; None where it wasn't measured.
     flow_time_share: float | None = None
 
 

@@ -156,10 +156,11 @@ def test_without_a_network_the_message_says_what_to_put_where(file, server, tmp_
     server.http.shutdown()
     server.http.server_close()
     with pytest.raises(DataError) as caught:
-        obtain(file, tmp_path)
-    for part in (file.urls[0], "1,024,000 bytes", file.md5, str(tmp_path / file.name), "refused"):
+        obtain(file, tmp_path / "some")
+    path = tmp_path / "some" / file.name
+    for part in (file.urls[0], "1,024,000 bytes", file.md5, str(path), "refused"):
         assert part in str(caught.value)
-    assert names(tmp_path) == []
+    assert names(tmp_path) == []  # not even the folder
 
 
 def test_downloads_can_be_switched_off(file, server, tmp_path):

@@ -160,13 +160,16 @@ def test_what_is_undecided_is_said(options, tmp_path, write):
         return path.read_text()
 
     assert "Further runs follow from choices that are still open." in page("short")
-    for model in PAPER:
+    for model in (*PAPER, DEEP):
         decide(options, tmp_path, write, model, {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
     assert "choices that are still open" not in page("short")
     assert "choices that are still open" in page("full")  # others are tuned, too
     assert "The tiny variant" in page("tiny")
     names = {run.name for run in TABLE1.plan(replace(options, budget="short"), tmp_path)}
     assert "table1/cifar100/long/t-nanode-10/seed0" in names
+    # The deep row's longer run stands for its own best, too.
+    assert "table1/cifar100/long/b-nanode-100/seed0" in names
+    assert not any("own/b-nanode-100" in name for name in names)
 
 
 def test_names_of_candidates():

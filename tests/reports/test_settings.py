@@ -14,7 +14,7 @@ def test_what_a_row_says(make):
     assert found["activations of the flow, GB"] == "7.3"
     assert found["parameters of the flow, GB"] == "0.0058"  # 69,632 · 21 · 4 bytes
     assert found["images/s"] == "16,000"  # the mean
-    assert found["flow's share of a step"] == "82% / –"
+    assert found["flow's share of both passes"] == "82% / –"
     assert found["commit"] == "012345678"
     assert found["hardware"] == "Some GPU"
 

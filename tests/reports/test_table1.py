@@ -76,9 +76,23 @@ def test_claims(write, page):
 def test_a_part_of_the_runs(write, page):
     write("table1/cifar10/shared/auto/seed0", model="auto")
     text = page(budget="short", seeds=1)
-    # Six rows of the paper, eight others, the deep one, three more rates for each of the six.
-    assert "**1 of 33 planned runs are over.** Still to come: table1/cifar10/shared/appnode" in text
-    assert "and 29 more." in text
+    # Six rows of the paper, eight others, the deep one, three more rates for each of the six
+    # and four for the deep one, whose candidates train for fewer epochs.
+    assert "**1 of 37 planned runs are over.** Still to come: table1/cifar10/shared/appnode" in text
+    assert "and 33 more." in text
+
+
+def test_marks(write, page):
+    write("table1/cifar10/shared/t-nanode-10/seed0")
+    write("table1/cifar10/long/t-nanode-10/seed0", accuracy=0.9099)
+    found = rows(page(), "Marks that were set beforehand")
+    assert found["t-nanode-10, CIFAR-10, longer run, per cent"] == [
+        "91",
+        "90.99",
+        "**did not hold**",
+    ]
+    assert found["b-nanode-100, CIFAR-10, longer run, per cent"] == ["93.2", "–", "not measured"]
+    assert found["t-nanode-10, images a second in training"] == ["15,900", "16,000", "held"]
 
 
 def test_memory_beside_the_papers(write, page):

@@ -95,9 +95,13 @@ def test_every_recipe_has_a_tiny_variant(name):
     assert (tiny.augment.cutout > 0) == (whole.augment.cutout > 0)
 
 
+#: Of guessing: ln 10 = 2.303. The rates of short runs have hardly begun to rise.
+LOSSES = {"digits-tiny": 1.1, "staged-tiny": 1.9, "table1-long-tiny": 2.2, "table1-tiny": 2.26}
+
+
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-tiny")])
-def test_every_tiny_recipe_runs(name, tmp_path):
+def test_the_loss_of_every_tiny_recipe_falls(name, tmp_path):
     record = train(replace(recipe(name), epochs=2, progress=False), tmp_path)
     assert record.status == "finished"
     first, second = record.curves
-    assert second.train_loss < first.train_loss
+    assert second.train_loss < min(first.train_loss, LOSSES[name])

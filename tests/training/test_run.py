@@ -79,7 +79,7 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"model": "t-nanod-2"}, "did you mean t-nanode-D"),
         ({"options": {"step": 3}}, "options doesn't fit the model 't-nanode-2'.*'step'"),
         ({"validation": 1437}, "got 1437"),
-        ({"tensorboard": True}, "pip install tensorboard"),
+        ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
         ({"model": "auto", "penalty": PenaltyConfig(weight=0.1)}, "no weights that move in time"),
         ({"model": "hyper", "penalty": PenaltyConfig(weight=0.1)}, "need an Expansion"),
     ],

@@ -230,7 +230,7 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"n_eval": 13}, "12 frames a clip, too few for n_eval = 13"),
         ({"model": "svg-nano"}, "did you mean 'svg-nanode'"),
         ({"options": {"widht": 3}}, "options doesn't fit the model 'svg-nanode'.*'widht'"),
-        ({"tensorboard": True}, "pip install tensorboard"),
+        ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
     ],
 )
 def test_errors_come_before_anything_is_written(tmp_path, config, changes, message, monkeypatch):

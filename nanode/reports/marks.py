@@ -1,0 +1,43 @@
+"""Numbers that were set as marks before anything was run, and what became of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nanode.reports.markdown import table
+from nanode.training import RunRecord
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A number, and what it should at least be."""
+
+    text: str
+    least: float
+    #: None if it isn't measured yet.
+    found: float | None
+    style: str = ",.2f"
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.found is None:
+            return "not measured"
+        return "held" if self.found >= self.least else "**did not hold**"
+
+
+def marks_section(marks: Sequence[Mark]) -> str:
+    """The marks as a part of a page."""
+    rows = [[mark.text, f"{mark.least:,g}", _shown(mark), mark.verdict] for mark in marks]
+    header = ["mark", "at least", "found", ""]
+    return "## Marks that were set beforehand\n\n" + table(header, rows)
+
+
+def images_per_second(records: Sequence[RunRecord]) -> float | None:
+    """In training, mean over runs."""
+    found = [record.times.images_per_second for record in records]
+    known = [speed for speed in found if speed is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _shown(mark: Mark) -> str:
+    return "–" if mark.found is None else format(mark.found, mark.style)
