@@ -33,8 +33,10 @@ def settings_table(
         return ""
     keys = list(next(iter(found.values())))
     values = {key: {row[key] for row in found.values()} for key in keys}
-    common = [f"{key} {seen.pop()}" for key, seen in values.items() if len(seen) == 1]
-    varied = [key for key, seen in values.items() if seen]
+    varied = [key for key, seen in values.items() if len(seen) > 1]
+    common = [
+        f"{key} {value}" for key, (value, *more) in values.items() if not more and value != "–"
+    ]
     rest = table(
         [*header, *varied],
         [[*name, *(row[key] for key in varied)] for name, row in found.items()],
@@ -87,6 +89,14 @@ def _costs(show: Callable[[Costs], str]) -> Callable[[RunRecord], str]:
     return lambda record: "–" if record.costs is None else show(record.costs)
 
 
+def _share_of_step(record: RunRecord) -> str:
+    """What the flows take of a training step, in which images, optimizer and average count too."""
+    costs, speed = record.costs, record.times.images_per_second
+    if costs is None or costs.flow_seconds is None or speed is None:
+        return "–"
+    return f"{costs.flow_seconds * speed / record.config.batch_size:.0%}"
+
+
 def _optimizer(record: RunRecord) -> str:
     optimizer, schedule = record.config.optimizer, record.config.schedule
     return f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, {schedule.name}"
@@ -129,6 +139,7 @@ SETTINGS: dict[str, Callable[[RunRecord], str]] = {
     "flow's share of both passes": _costs(
         lambda costs: "–" if costs.flow_time_share is None else f"{costs.flow_time_share:.0%}"
     ),
+    "flow's share of a step": _share_of_step,
     "hardware": hardware,
     "torch": lambda record: str(record.versions.get("torch", "unknown")),
     "commit": commit,

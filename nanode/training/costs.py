@@ -62,8 +62,8 @@ def measure_costs(setup: Setup) -> Costs:
         )
         if config.profile:
             inputs, _ = _inputs(model, loss)
-            share = _time_share(model, inputs, images, labels, setup)
-            costs = replace(costs, flow_time_share=share)
+            alone, whole = _seconds_of_passes(model, inputs, images, labels, setup)
+            costs = replace(costs, flow_time_share=alone / whole, flow_seconds=alone)
     return costs
 
 
@@ -163,14 +163,14 @@ def _loss(forward: nn.Module, images: Tensor, labels: Tensor, setup: Setup) -> T
     return F.cross_entropy(logits.float(), labels)
 
 
-def _time_share(
+def _seconds_of_passes(
     model: nn.Module,
     inputs: dict[str, tuple[Any, ...]],
     images: Tensor,
     labels: Tensor,
     setup: Setup,
-) -> float:
-    """The time of the flows alone over that of the whole model, forward and backward."""
+) -> tuple[float, float]:
+    """What the flows alone take, and what the whole model takes, forward and backward."""
     wrap = compiled if setup.config.compile else lambda module: module
     forward = wrap(model)
     blocks = {name: wrap(block) for name, block in flows(model).items() if name in inputs}
@@ -184,10 +184,10 @@ def _time_share(
                 y = blocks[name](x.detach().requires_grad_(), *conditioning)
             y.backward(torch.ones_like(y))
 
-    share = _seconds(alone, images.device) / _seconds(whole, images.device)
+    found = _seconds(alone, images.device), _seconds(whole, images.device)
     if setup.config.compile:
         torch.compiler.reset()  # the run itself must not count as one model more
-    return share
+    return found
 
 
 def _seconds(work: Callable[[], None], device: torch.device, times: int = 5) -> float:

@@ -86,6 +86,8 @@ class Costs:
     saved_bytes: int
     #: The flows' share of the time of forward and backward pass; None where it wasn't measured.
     flow_time_share: float | None = None
+    #: What the flows' forward and backward pass take in a step; None where it wasn't measured.
+    flow_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ def make():
                 flow_peak_bytes=0,
                 saved_bytes=0,
                 flow_time_share=share,
+                flow_seconds=None if share is None else 0.025,
             ),
         )
 

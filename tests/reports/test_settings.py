@@ -15,6 +15,8 @@ def test_what_a_row_says(make):
     assert found["parameters of the flow, GB"] == "0.0058"  # 69,632 · 21 · 4 bytes
     assert found["images/s"] == "16,000"  # the mean
     assert found["flow's share of both passes"] == "82% / –"
+    # 25 of the 34 ms that 512 images take.
+    assert found["flow's share of a step"] == "73% / –"
     assert found["commit"] == "012345678"
     assert found["hardware"] == "Some GPU"
 

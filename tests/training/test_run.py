@@ -137,6 +137,7 @@ def test_options_train(tmp_path, config, changes):
     assert record.curves[0].train_loss < 2.5  # log(10) is 2.303
     if config.profile:
         assert record.costs.flow_time_share > 0
+        assert record.costs.flow_seconds > 0
 
 
 def test_a_smoothness_penalty_keeps_weights_still(config, tmp_path):
