@@ -1,6 +1,7 @@
 """What only a GPU can show. Run by ``make test-gpu``."""
 
 import copy
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -300,11 +301,41 @@ class WaitedFor(nn.Module):
         return waited_for(x)
 
 
-def test_a_capture_that_fails_midway_says_so():
-    x = torch.randn(64, 8, 64, 64, device="cuda")
+def test_a_capture_that_fails_midway_says_so_and_keeps_no_memory():
+    x = torch.randn(64, 8, 256, 256, device="cuda")
     block = nanode.ODEBlock(conv_field(WaitedFor()).cuda(), 3, compile=True)
     with pytest.warns(UserWarning, match="can't be captured"):
         gradients(block, x)
+    del block
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
+    # The libraries' workspaces may stay (tens of MB); no state of the solve does.
+    assert sum(segment["total_size"] for segment in private) < x.nbytes
+    spare = torch.empty(2**28, device="cuda")
+    size = spare.nbytes
+    del spare
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < size
+
+
+@pytest.mark.parametrize("moving", [True, False])
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
+def test_gradient_accumulators_that_live_on(solver, gradient, moving):
+    """DDP keeps them, and so does any graph with a weight in it, such as a penalty's."""
+    field = conv_field()
+    if not moving:
+        field = nanode.Autonomous(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()))
+    field = field.double().cuda()
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda")
+    expected = gradients(nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient), x)
+    kept = [p.view_as(p).grad_fn.next_functions[0][0] for p in field.parameters()]
+    block = nanode.ODEBlock(field, 6, solver, gradient, compile=True)
+    for _ in range(2):
+        close(gradients(block, x), expected, 1e-10)
+    assert [solve.refusal for solve in block.gradient._solves.values()] == [None]
+    del kept
 
 
 def test_a_field_changed_after_its_capture():

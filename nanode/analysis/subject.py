@@ -12,11 +12,12 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from nanode.block import ODEBlock
 from nanode.fields import Field
+from nanode.fields.swap import with_parameters
 from nanode.gradients.problem import checked_state
 from nanode.solvers.stepper import State
 from nanode.trajectories.trajectory import Named
@@ -85,7 +86,6 @@ class Subject:
                 "one sample, such as x[:1]"
             )
         self.conditioning = conditioning
-        self._lent = _Lent(self.block.field)
         self.layout = Layout(self.state)
         self.x = self.layout.vector(self.state)
 
@@ -112,20 +112,7 @@ class Subject:
     def with_theta(self, theta: Tensor, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """A function of the block's field, called while the field has these parameters."""
         parts = zip(self.parameters, self.named.parts(theta), strict=True)
-        lent = {f"field.{name}": part for name, part in parts}
-        result: Tensor = torch.func.functional_call(self._lent, lent, (function, *inputs))
-        return result
-
-
-class _Lent(nn.Module):
-    """Any function as a module with a field in it, for ``functional_call`` to reach."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__()
-        self.field = field
-
-    def forward(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        return function(*inputs)
+        return with_parameters(self.block.field, dict(parts), function, *inputs)
 
 
 def field_of(given: Field | ODEBlock) -> Field:

@@ -1,19 +1,42 @@
 """Lending a module other weights for the length of one call.
 
-``torch.func.functional_call`` does the same, but restores nothing for modules that keep a second
+``with_parameters`` gives a field other parameters, by ``torch.func.functional_call``. For the
+weights of one evaluation that won't do: it restores nothing for modules that keep a second
 reference to their weights (recurrent layers), and two threads that share the module corrupt each
-other. Here each call waits for its turn.
+other. A ``Lender`` does, each call waiting for its turn.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nanode.stages import Stage
+
+T = TypeVar("T")
+
+
+def with_parameters(
+    field: nn.Module, parameters: Mapping[str, Tensor], function: Callable[..., T], *inputs: Any
+) -> T:
+    """``function(*inputs)`` while the field has these parameters."""
+    named = {f"field.{name}": parameter for name, parameter in parameters.items()}
+    found: T = torch.func.functional_call(_Reached(field), named, (function, *inputs))
+    return found
+
+
+class _Reached(nn.Module):
+    """Any function as a module with a field in it, for ``functional_call`` to reach."""
+
+    def __init__(self, field: nn.Module) -> None:
+        super().__init__()
+        self.field = field
+
+    def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        return function(*inputs)
 
 
 class StageAware(nn.Module):

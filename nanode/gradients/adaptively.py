@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field
+from nanode.fields.swap import with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.gradient import Gradient
@@ -114,7 +115,7 @@ def _backsolved(
     own = own_parameters(call.field)
     # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,
     # since functional_call may have put others in their place for the forward pass alone.
-    named = {f"field.{name}": p.view_as(p) for name, p in own.items()}
+    named = {name: p.view_as(p) for name, p in own.items()}
 
     def f(t: Tensor, side: Side, at: State) -> State:
         if not torch.is_grad_enabled():  # torchdiffeq's forward pass
@@ -122,8 +123,7 @@ def _backsolved(
             return call.detached(t, side, at, gradient)
         evaluations.backward += 1
         with as_cast(autocast, device):
-            lent: State = torch.func.functional_call(_Called(call), named, (t, side, at))
-            return lent
+            return with_parameters(call.field, named, call, t, side, at)
 
     extra = [c for c in tree_flatten(call.conditioning)[0] if isinstance(c, Tensor)]
     given = (*named.values(), *extra)
@@ -136,17 +136,6 @@ def _backsolved(
     refuse_changed(fixed, buffers(call.field), gradient)
     still = [tensor for tensor in (*own.values(), *extra) if not tensor.requires_grad]
     return list(_Guarded.apply(Snapshot(call.field), still, *columns))
-
-
-class _Called(nn.Module):
-    """A call as a module with its field in it, for ``functional_call`` to reach."""
-
-    def __init__(self, call: _Call) -> None:
-        super().__init__()
-        self.call, self.field = call, call.field
-
-    def forward(self, t: Tensor, side: Side, x: State) -> State:
-        return self.call(t, side, x)
 
 
 class _Guarded(torch.autograd.Function):

@@ -7,8 +7,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanode.fields.swap import with_parameters
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import once
 from nanode.gradients.problem import Conditioning, Evaluations, Plan, Problem, own_parameters
@@ -41,7 +42,7 @@ class Captured:
             try:
                 self.graphs = Graphs(self.method, problem, self.evaluator, x)
             except RuntimeError as why:
-                self.refusal = str(why)
+                self.refusal = str(_first(why))
                 _recover(stream)
                 reason = self.refusal.strip().splitlines()[0]
                 warnings.warn(
@@ -72,28 +73,36 @@ class Graphs:
     def __init__(
         self, method: Gradient, problem: Problem, evaluator: Callable[[], Any], x: State
     ) -> None:
-        field = problem.plan.field
-        self.parameters = [p for p in own_parameters(field).values() if p.requires_grad]
+        field, plan, structure = problem.plan.field, problem.plan, problem.structure
+        named = own_parameters(field)
+        self.parameters = [p for p in named.values() if p.requires_grad]
         self.x = [_static(part) for part in x]
         self.conditioning = [_static(part) for part in problem.conditioning.tensors]
-        given = problem.conditioning.rebuilt(self.conditioning)
-        plan, structure = problem.plan, problem.structure
         self.evaluations = Evaluations()
         self.inputs = [*self.x, *self.conditioning, *self.parameters]
         #: What both graphs read where it is, and so must not change in between.
-        self.read = [*own_parameters(field).values(), *(b for b, _ in buffers(field).values())]
-        self.live = [tensor for tensor in self.inputs if tensor.requires_grad]
+        self.read = [*named.values(), *(b for b, _ in buffers(field).values())]
 
-        def solve() -> list[Tensor]:
+        def solve() -> tuple[list[Tensor], list[Tensor]]:
+            """The outputs, and the leaves that they are made from."""
             self.evaluations.forward = self.evaluations.backward = 0
-            given_here = Conditioning(given)
-            own = Problem(plan, structure, given_here, self.evaluations, evaluator(), owned=True)
-            return [part for state in method.solve(own, tuple(self.x)) for part in state]
+            leaves = [_alias(tensor) for tensor in self.inputs]
+            supply = iter(leaves)
+            at = tuple(next(supply) for _ in self.x)
+            given = problem.conditioning.rebuilt([next(supply) for _ in self.conditioning])
+            lent = {name: next(supply) for name, p in named.items() if p.requires_grad}
+            own = Problem(
+                plan, structure, Conditioning(given), self.evaluations, evaluator(), owned=True
+            )
+            states = with_parameters(field, lent, method.solve, own, at)
+            return [part for state in states for part in state], [
+                leaf for leaf in leaves if leaf.requires_grad
+            ]
 
-        def pull(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+        def pull(outputs: list[Tensor], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
             # Captured inside the caller's autocast, where a backward pass has no business.
             with torch.autocast("cuda", enabled=False):
-                return torch.autograd.grad(outputs, self.live, self.grads_out, allow_unused=True)
+                return torch.autograd.grad(outputs, leaves, self.grads_out, allow_unused=True)
 
         with _thorough():
             self._capture(solve, pull)
@@ -104,8 +113,8 @@ class Graphs:
 
     def _capture(
         self,
-        solve: Callable[[], list[Tensor]],
-        pull: Callable[[list[Tensor]], tuple[Tensor | None, ...]],
+        solve: Callable[[], tuple[list[Tensor], list[Tensor]]],
+        pull: Callable[[list[Tensor], list[Tensor]], tuple[Tensor | None, ...]],
     ) -> None:
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.
         side = torch.cuda.Stream()
@@ -113,17 +122,17 @@ class Graphs:
         with torch.cuda.stream(side):
             for waiting in (nullcontext(), _refused()):
                 with waiting:
-                    outputs = solve()
+                    outputs, leaves = solve()
                     self.grads_out = [torch.randn_like(part) for part in outputs]
-                    pull(outputs)
-            del outputs
+                    pull(outputs, leaves)
+            del outputs, leaves
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with _recording(self.forward, pool):
-            outputs = solve()
+            outputs, leaves = solve()
         with _recording(self.backward, pool):
-            self.grads_in = pull(outputs)
+            self.grads_in = pull(outputs, leaves)
         self.outputs = [part.detach() for part in outputs]
 
 
@@ -159,6 +168,11 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
                     with suppress(RuntimeError):  # the first may have been done
                         give_back(device, pool)
             raise
+
+
+def _first(why: BaseException) -> BaseException:
+    """What failed first: the end of a capture only says that something had."""
+    return why if why.__context__ is None else _first(why.__context__)
 
 
 def _recover(stream: torch.cuda.Stream) -> None:
@@ -227,6 +241,17 @@ def _cloned(graphs: Graphs) -> Sequence[Tensor | None]:
     own = iter(copies)
     supply = iter(None if grad is None else next(own) for grad in graphs.grads_in)
     return [next(supply) if tensor.requires_grad else None for tensor in graphs.inputs]
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """A leaf of its own on the same memory.
+
+    Autograd ties a leaf to the stream that it was first used on, for as long as any graph with it
+    lives (DDP keeps one for good): a leaf used before would lead out of a capture, and ruin it.
+    """
+    alias = tensor.detach().requires_grad_(tensor.requires_grad)
+    # What is compiled for a parameter would be compiled again for a tensor.
+    return nn.Parameter(alias) if isinstance(tensor, nn.Parameter) else alias
 
 
 def _static(tensor: Tensor) -> Tensor:

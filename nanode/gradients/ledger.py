@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanode.fields.field import Field, Weights
+from nanode.fields.swap import with_parameters
 from nanode.gradients.problem import Conditioning, own_parameters
 from nanode.gradients.pullback import vjp
 from nanode.solvers.stepper import State
@@ -153,20 +154,7 @@ class Ledger:
             if all(own.get(name) is p for name, p in self.parameters.items()):
                 return self.field.weights(stages)
             # The forward pass ran under functional_call, which has ended since.
-            named = {f"field.{name}": p for name, p in self.parameters.items()}
-            weights: Weights = torch.func.functional_call(_Weigher(self.field), named, (stages,))
-            return weights
-
-
-class _Weigher(nn.Module):
-    """``field.weights`` as a module's forward, so that other parameters can be put in its place."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__()
-        self.field = field
-
-    def forward(self, stages: Stages) -> Weights:
-        return self.field.weights(stages)
+            return with_parameters(self.field, self.parameters, self.field.weights, stages)
 
 
 def _unhooked(parameter: Tensor) -> Tensor:
