@@ -188,9 +188,9 @@ class Compiled(Gradient):
             self._draws.clear()  # a number that counts calls would fill it
         if now not in self._draws:
             stage = problem.plan.stages.repeated[0]
-            weights = field.weights_at(stage.time)
             given = problem.conditioning.rebuilt(problem.conditioning.tensors)
             with as_drawn(random_state(x[0].device), x[0].device) as drew, torch.no_grad():
+                weights = field.weights_at(stage.time)
                 evaluate_checked(field, problem.structure, weights, stage, x, given)
                 self._draws[now] = drew()
         return self._draws[now]
