@@ -91,6 +91,8 @@ def record(
         },
         "versions": versions(),
         "commit": commit()[0],
+        #: What the floor is reckoned by.
+        "copy_bytes_per_second": about["bandwidth"],
         "problem": problem.describe(case),
         "repeats": repeats,
         "seed": seed,

@@ -18,7 +18,7 @@ class Backprop(Gradient):
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
         plan = problem.plan
-        weights = plan.field.weights(plan.stages)
+        weights = problem.prepare(plan.field.weights(plan.stages))
         rows = weights.rows()
         conditioning = problem.conditioning.rebuilt(problem.conditioning.tensors)
         states = {0: x}

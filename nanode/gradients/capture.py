@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanode.fields.swap import with_parameters
 from nanode.gradients.gradient import Gradient
+from nanode.gradients.ledger import Prepare
 from nanode.gradients.once import once
 from nanode.gradients.problem import Conditioning, Evaluations, Plan, Problem, own_parameters
 from nanode.gradients.snapshot import buffers, keep
@@ -26,8 +27,10 @@ class Captured:
     solve itself, as does every call if something in the field can't be captured.
     """
 
-    def __init__(self, method: Gradient, evaluator: Callable[[], Any], plan: Plan) -> None:
-        self.method, self.evaluator = method, evaluator
+    def __init__(
+        self, method: Gradient, evaluator: Callable[[], Any], plan: Plan, prepare: Prepare
+    ) -> None:
+        self.method, self.evaluator, self.prepare = method, evaluator, prepare
         #: Kept, so that its id, by which this is found, can't be given to another.
         self.plan = plan
         self.graphs: Graphs | None = None
@@ -36,7 +39,7 @@ class Captured:
 
     def __call__(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
-        problem.evaluator = self.evaluator()
+        problem.evaluator, problem.prepare = self.evaluator(), self.prepare
         if self.graphs is None and self.refusal is None:
             stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
             try:
@@ -92,7 +95,13 @@ class Graphs:
             given = problem.conditioning.rebuilt([next(supply) for _ in self.conditioning])
             lent = {name: next(supply) for name, p in named.items() if p.requires_grad}
             own = Problem(
-                plan, structure, Conditioning(given), self.evaluations, evaluator(), owned=True
+                plan,
+                structure,
+                Conditioning(given),
+                self.evaluations,
+                evaluator(),
+                owned=True,
+                prepare=problem.prepare,
             )
             states = with_parameters(field, lent, method.solve, own, at)
             return [part for state in states for part in state], [

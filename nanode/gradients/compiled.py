@@ -31,6 +31,7 @@ from nanode.gradients.backprop import Backprop
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
+from nanode.gradients.layout import as_they_are, preparation
 from nanode.gradients.precision import autocast_of
 from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked, has_versions
 from nanode.gradients.randomness import as_drawn, random_state
@@ -119,6 +120,7 @@ class Compiled(Gradient):
             if key is not None:
                 self._solves.pop(key, None)
             self._functions[kind] = problem.evaluator = None
+            problem.prepare = as_they_are
             problem.evaluations.forward = 0
             reason = str(why).strip().splitlines()[0]
             warnings.warn(
@@ -133,6 +135,7 @@ class Compiled(Gradient):
         self, key: Key | None, function: Callable[..., Any], problem: Problem, x: State
     ) -> list[State]:
         """The solve by compiled evaluations, captured if there is a key to find it by."""
+        problem.prepare = preparation(problem.plan.field, x)
         if key is None:
             problem.evaluator = Evaluator(function, x[0], self._places)
             return self.method.solve(problem, x)
@@ -167,7 +170,7 @@ class Compiled(Gradient):
         # Graphs of another grid are of no more use, and all hold their memory.
         kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
         self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
-        self._solves[key] = captured = Captured(method, evaluator, problem.plan)
+        self._solves[key] = captured = Captured(method, evaluator, problem.plan, problem.prepare)
         self._unused += 1
         if self._unused == MOST_UNUSED:
             self._solves.clear()

@@ -14,6 +14,8 @@ from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
 
+#: What is done to weights before they are handed out.
+Prepare = Callable[[Weights], Weights]
 #: f at a stage once more: (stages, index, weights, x, conditioning) to its value.
 Again = Callable[[Stages, int, Named, State, tuple[Any, ...]], State]
 
@@ -21,8 +23,8 @@ Again = Callable[[Stages, int, Named, State, tuple[Any, ...]], State]
 class ForwardRows:
     """Each stage's weights for a pass without gradients, from a table of at most ``chunk`` rows."""
 
-    def __init__(self, field: Field, stages: Stages, chunk: int | None) -> None:
-        self.field, self.stages = field, stages
+    def __init__(self, field: Field, stages: Stages, chunk: int | None, prepare: Prepare) -> None:
+        self.field, self.stages, self.prepare = field, stages, prepare
         self.size = chunk or len(stages)
         self.low = -1
         self.rows: list[Named] = []
@@ -32,7 +34,7 @@ class ForwardRows:
         if low != self.low:
             self.rows = []  # before the next chunk is built, not after
             with torch.no_grad():
-                weights = self.field.weights(self.stages[low : low + self.size])
+                weights = self.prepare(self.field.weights(self.stages[low : low + self.size]))
             constant = {name: w.detach() for name, w in weights.constant.items()}
             self.rows = Weights(weights.moving, constant).rows()
             if not self.rows:
@@ -85,8 +87,9 @@ class Ledger:
         stages: Stages,
         chunk: int | None,
         again: Again,
+        prepare: Prepare,
     ) -> None:
-        self.field, self.chunk, self.again = field, chunk, again
+        self.field, self.chunk, self.again, self.prepare = field, chunk, again, prepare
         self.parameters = {name: _unhooked(p) for name, p in parameters.items()}
         self.chunks: dict[int, Chunk] = {}
         self.sums: list[Tensor | None] = [None] * len(parameters)
@@ -152,9 +155,10 @@ class Ledger:
         own = own_parameters(self.field)
         with torch.enable_grad():
             if all(own.get(name) is p for name, p in self.parameters.items()):
-                return self.field.weights(stages)
+                return self.prepare(self.field.weights(stages))
             # The forward pass ran under functional_call, which has ended since.
-            return with_parameters(self.field, self.parameters, self.field.weights, stages)
+            found = with_parameters(self.field, self.parameters, self.field.weights, stages)
+            return self.prepare(found)
 
 
 def _unhooked(parameter: Tensor) -> Tensor:

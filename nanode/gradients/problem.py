@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from nanode.fields.field import Field
+from nanode.fields.field import Field, Weights
 from nanode.fields.swap import Lender
 from nanode.gradients.precision import autocast_of
 from nanode.solvers.grid import Grid
@@ -72,6 +72,8 @@ class Problem:
     modules: Sequence[nn.Module] = ()
     #: Whether norms in eval mode have statistics of another grid, which they interpolate.
     interpolates: bool = False
+    #: What is done to the weights before they are handed out.
+    prepare: Callable[[Weights], Weights] = lambda weights: weights
 
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]

@@ -122,6 +122,7 @@ class _Solve(torch.autograd.Function):
             job.stages,
             job.method.chunk,
             job.again,
+            job.problem.prepare,
         )
         in_x = job.method.backward(job, ledger, kept, by_point)
         return (None, *in_x, *ledger.conditioning_grads(), *ledger.parameter_grads())
@@ -158,7 +159,8 @@ class Job:
         self.autocast = autocast_of(self.device)
         self.before = self._random_state()
         self.fixed = self.problem.conditioning.rebuilt([c.detach() for c in conditioning])
-        self.rows = ForwardRows(self.plan.field, self.stages, self.method.chunk)
+        prepare = self.problem.prepare
+        self.rows = ForwardRows(self.plan.field, self.stages, self.method.chunk, prepare)
 
     def drew(self) -> bool:
         """Whether the field drew random numbers so far."""

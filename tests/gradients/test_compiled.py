@@ -186,7 +186,7 @@ def test_captures_are_found_by_their_grid_and_not_kept_beyond_it(monkeypatch):
     replayed = []
 
     class Recorder:
-        def __init__(self, method, evaluator, plan):
+        def __init__(self, method, evaluator, plan, prepare):
             self.plan, self.steps = plan, plan.grid.steps
 
         def __call__(self, problem, x):
@@ -236,7 +236,7 @@ def recorded(monkeypatch):
     made = []
 
     class Recorder:
-        def __init__(self, method, evaluator, plan):
+        def __init__(self, method, evaluator, plan, prepare):
             self.plan = plan
             made.append(self)
 
@@ -379,3 +379,48 @@ def test_small_states_on_a_cpu_are_not_compiled(monkeypatch):
     monkeypatch.setattr(compiled, "WORTH_COMPILING", X.numel())
     block(X)
     assert block.gradient._functions
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+def test_tables_are_cast_and_laid_out_once(gradient, monkeypatch):
+    """Under autocast every stage gets its row ready for use, and the numbers are the same."""
+    seen = []
+    call = compiled.Evaluator.__call__
+
+    def watched(self, weights, *others):
+        seen.append(weights)
+        return call(self, weights, *others)
+
+    monkeypatch.setattr(compiled.Evaluator, "__call__", watched)
+    torch.manual_seed(0)
+    module = nn.Sequential(nanode.BatchNorm(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    field = nanode.TimeVarying(module, nanode.Trigonometric(order=2), start=nanode.Noisy(0.3))
+    x = X.float().contiguous(memory_format=torch.channels_last)
+    cotangent = torch.randn_like(x)
+    found = []
+    for compile in (False, True):
+        block = nanode.ODEBlock(copy.deepcopy(field), 4, gradient=gradient, compile=compile)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = block(x)
+        found.append([y, *torch.autograd.grad(y, list(block.parameters()), cotangent)])
+    for plain, fast in zip(*found, strict=True):
+        assert (plain - fast).norm() <= 2e-2 * plain.norm()  # bf16
+    assert len(seen) >= 4
+    for weights in seen:
+        kernel = weights["2.weight"]
+        assert kernel.dtype == weights["2.bias"].dtype == torch.bfloat16
+        assert kernel.is_contiguous(memory_format=torch.channels_last)
+        assert weights["0.weight"].dtype == torch.float32  # norms keep theirs
+
+
+def test_an_evaluation_is_compiled_once_for_all_stages():
+    """Once in each direction, however many stages and passes there are."""
+    for gradient, most in ((nanode.Backprop(), 1), (nanode.Checkpointed(), 2)):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        block = nanode.ODEBlock(conv_field(), 6, gradient=gradient, compile=True)
+        for _ in range(2):
+            x = X.clone().requires_grad_()
+            y = block(x)
+            torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == most

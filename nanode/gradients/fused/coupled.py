@@ -68,19 +68,21 @@ def pull_undone(
             h1 = before
             del inner, active, second, before  # so that they make room for the next ones
         active, second = fields.again(a, h1, norms[a])
-        following = (norms[a - 1][0], fields.weights(a - 1).first) if k else None
-        # y' = λy + (1 − λ)z + hf, hence y = y'/λ + (1 − 1/λ)z − hf/λ.
-        y, _, after = expand(
-            second,
-            norms[a][2],
-            fields.weights(a).last,
-            -h / coupling,
-            [(1 / coupling, y), (1 - 1 / coupling, z)],
-            out=y_out,
-            following=following,
-        )
-        y_out = y
         inner = Inner(norms[a], h1, second)
+        if k:  # nobody reads the first y
+            # y' = λy + (1 − λ)z + hf, hence y = y'/λ + (1 − 1/λ)z − hf/λ.
+            y, _, after = expand(
+                second,
+                norms[a][2],
+                fields.weights(a).last,
+                -h / coupling,
+                [(1 / coupling, y), (1 - 1 / coupling, z)],
+                out=y_out,
+                following=(norms[a - 1][0], fields.weights(a - 1).first),
+            )
+            y_out = y
+            assert after is not None
+            h1 = after
         # At the first step y and z are both x, which gets all of gy.
         flowing = [(1 - coupling if k else 1.0, gy)]
         if gz is not None:
@@ -88,7 +90,5 @@ def pull_undone(
         gz = fields.pull(a, z, inner, active, gy, h, flowing, out=gz)
         factor = coupling
         del inner, active, second
-        if after is not None:
-            h1 = after
     assert gz is not None
     return gz
