@@ -36,6 +36,7 @@ INVERTIBLE = [
     (nanode.ReversibleHeun(), 11),
     (nanode.Coupled(nanode.Euler()), 6),
     (nanode.Coupled(nanode.Midpoint()), 3),
+    (nanode.Coupled(nanode.Heun()), 3),
 ]
 BOTH = [nanode.Backprop(), nanode.Checkpointed(), nanode.Checkpointed(chunk=5)]
 NORMS = {
@@ -46,9 +47,12 @@ NORMS = {
 }
 COMBINATIONS = [
     (solver, steps, gradient, norm)
-    for solvers, own in ((RUNGE_KUTTA, nanode.Backsolve()), (INVERTIBLE, nanode.Reversal()))
+    for solvers, own in (
+        (RUNGE_KUTTA, [nanode.Backsolve()]),
+        (INVERTIBLE, [nanode.Reversal(), nanode.Reversal(chunk=5)]),
+    )
     for solver, steps in solvers
-    for gradient in (*BOTH, own)
+    for gradient in (*BOTH, *own)
     for norm in NORMS
     if not (norm == "batch" and isinstance(gradient, nanode.Backsolve))  # which it refuses
 ]

@@ -63,13 +63,14 @@ def test_fused_equals_plain(steps, solver, gradient, kind, device, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("hidden", [2, 32])
 @pytest.mark.parametrize("segments", [1, 3, 5, None])
-def test_segments(segments, hidden, device):
+def test_segments(segments, hidden, device, monkeypatch):
     """Narrow middles are all kept; wide ones are made again, a segment at a time."""
     field = bottleneck_field("moving", hidden=hidden).to(device, torch.float64)
     x = torch.randn(3, 16, 5, 7, generator=torch.Generator().manual_seed(2))
     x = x.to(device, torch.float64)
     gradient = nanode.Checkpointed(segments)
     plain = passed(nanode.ODEBlock(copy.deepcopy(field), 12, gradient=gradient), x)
+    monkeypatch.setattr(nanode.Checkpointed, "solve", refuse)
     fused = passed(nanode.ODEBlock(field, 12, gradient=Compiled(gradient, fused=True)), x)
     for a, b in zip(fused, plain, strict=True):
         assert (a - b).norm() <= 1e-12 * b.norm()
@@ -104,12 +105,21 @@ def test_a_solve_may_own_its_memory(steps, solver, gradient, hidden, monkeypatch
     assert not torch.equal(cotangent, before)
 
 
+#: The three fused methods. Rewinding is what `Checkpointed` does where middles are narrow.
+REAL = [
+    (nanode.Euler(), nanode.Backprop()),
+    (nanode.Euler(), nanode.Checkpointed()),
+    (nanode.Coupled(nanode.Euler()), nanode.Reversal()),
+]
+
+
 @pytest.mark.parametrize(
     ("width", "hidden", "shape"),
     [(8, 4, (1, 7, 7)), (24, 5, (3, 1, 1)), (16, 16, (2, 33, 31)), (17, 3, (5, 2, 9))],
 )
+@pytest.mark.parametrize(("solver", "gradient"), REAL, ids=repr)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_odd_shapes(width, hidden, shape, device, monkeypatch):
+def test_odd_shapes(width, hidden, shape, solver, gradient, device, monkeypatch):
     """In float32, which the kernels themselves take: loose, for one ReLU may flip at its kink."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     field = bottleneck_field("moving", width, hidden).to(device)
@@ -117,11 +127,12 @@ def test_odd_shapes(width, hidden, shape, device, monkeypatch):
     x = torch.randn(n, width, *space, generator=torch.Generator().manual_seed(2)).to(device)
     if n * space[0] * space[1] < 4:
         x = x.repeat(3, 1, 1, 1)  # statistics of three pixels are no statistics
-    solver, gradient = nanode.Coupled(), nanode.Reversal()
     plain = passed(nanode.ODEBlock(copy.deepcopy(field), 3, solver, gradient), x)
+    monkeypatch.setattr(type(gradient), "solve", refuse)
     fused = passed(nanode.ODEBlock(field, 3, solver, Compiled(gradient, fused=True)), x)
     for a, b in zip(fused, plain, strict=True):
         assert (a - b).norm() <= 5e-3 * b.norm()
+    assert device == "cpu" or kernels_serve(x)
 
 
 def in_bf16(block, x):
@@ -136,36 +147,33 @@ def is_captured(block):
     return real and isinstance(solve.method, Fused) and solve.refusal is None
 
 
-#: The three fused methods. Rewinding is what `Checkpointed` does where middles are narrow.
-REAL = [
-    (nanode.Euler(), nanode.Backprop()),
-    (nanode.Euler(), nanode.Checkpointed()),
-    (nanode.Coupled(nanode.Euler()), nanode.Reversal()),
-]
-#: Batch, width, hidden width and image: batches that no tile divides.
+KINDS = ("moving", "constant norms", "buckets", "autonomous")
+ON_CPU = pytest.mark.skipif(
+    INTERPRETED, reason="Triton's interpreter cuts bf16 off instead of rounding"
+)
+#: Kind of field; batch, width, hidden width and image: batches that no tile divides.
 SIZES = [
-    pytest.param(
-        "cpu",
-        (16, 32, 16, 9),
-        id="cpu",
-        marks=pytest.mark.skipif(
-            INTERPRETED, reason="Triton's interpreter cuts bf16 off instead of rounding"
-        ),
-    ),
+    *(pytest.param("cpu", kind, (16, 32, 16, 9), id=f"cpu {kind}", marks=ON_CPU) for kind in KINDS),
     *(
-        pytest.param("cuda", size, marks=CUDA.marks, id=f"cuda {size}")
+        pytest.param("cuda", "moving", size, marks=CUDA.marks, id=f"cuda {size}")
         # In the last, middles are wider than the state, so that segments are made again.
         for size in [(130, 256, 64, 8), (3, 256, 64, 8), (3, 256, 64, 7), (16, 32, 128, 9)]
     ),
+    *(
+        pytest.param("cuda", kind, (3, 256, 64, 8), marks=CUDA.marks, id=f"cuda {kind}")
+        for kind in KINDS[1:]
+    ),
 ]
 
 
-@pytest.mark.parametrize(("device", "size"), SIZES)
+@pytest.mark.parametrize(("device", "kind", "size"), SIZES)
 @pytest.mark.parametrize(("solver", "gradient"), REAL, ids=repr)
-def test_in_bf16_it_is_as_far_from_the_truth_as_plain_bf16(solver, gradient, device, size):
+def test_in_bf16_it_is_as_far_from_the_truth_as_plain_bf16(
+    solver, gradient, device, kind, size, monkeypatch
+):
     """The truth is backprop in float64, and the measure its distance from backprop in bf16."""
     batch, width, hidden, image = size
-    field = bottleneck_field("moving", width, hidden).to(device)
+    field = bottleneck_field(kind, width, hidden).to(device)
     x = torch.randn(batch, width, image, image, generator=torch.Generator().manual_seed(2))
     x = x.to(device)
     truth = passed(nanode.ODEBlock(copy.deepcopy(field).double(), 5, solver), x.double())
@@ -186,6 +194,7 @@ def test_in_bf16_it_is_as_far_from_the_truth_as_plain_bf16(solver, gradient, dev
             [found[0], *found[1 + count :]], [truth[0], *truth[1 + count :]], strict=True
         ):
             assert (a - b).norm() <= 1e-2 * b.norm()
+        monkeypatch.setattr(type(gradient), "solve", refuse)
     assert 1e-4 < mean["plain"] < 0.2
     assert mean["fused"] <= 1.2 * mean["plain"]
     if device == "cuda":
@@ -236,6 +245,28 @@ def test_without_gradients(solver, gradient, kind, device, monkeypatch):
     assert torch.equal(x, before)
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=ON_CPU), CUDA])
+@pytest.mark.parametrize(("solver", "gradient"), [REAL[0], REAL[2]], ids=repr)
+def test_eval_mode_in_bf16(solver, gradient, device, monkeypatch):
+    """By stored statistics, as far from float64 as the plain solve."""
+    field = bottleneck_field("moving", 64, 32).to(device)
+    x = torch.randn(3, 64, 7, 7, generator=torch.Generator().manual_seed(2)).to(device)
+    block = nanode.ODEBlock(field, 6, solver, gradient)
+    fused = nanode.ODEBlock(field, 6, solver, Compiled(gradient, fused=True))
+    with torch.no_grad():
+        for _ in range(5):
+            block(x)  # moves the statistics of both
+        truth = nanode.ODEBlock(copy.deepcopy(field).double().eval(), 6, solver)(x.double())
+        errors = []
+        for one in (block.eval(), fused.eval()):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                y = one(x)
+            errors.append(float((y - truth).norm() / truth.norm()))
+            monkeypatch.setattr(type(gradient), "solve", refuse)
+    assert 1e-5 < errors[0] < 0.05
+    assert errors[1] <= 1.5 * errors[0]
 
 
 def test_calibration_is_fused(monkeypatch):
