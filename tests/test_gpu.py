@@ -4,6 +4,7 @@ import copy
 import gc
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -328,6 +329,20 @@ def test_a_capture_that_fails_midway_says_so_and_keeps_no_memory():
     del spare
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < size
+
+
+def test_what_a_function_closes_over_gets_its_gradient():
+    """Which a capture couldn't give it."""
+    factor = torch.randn(8, 1, 1, dtype=torch.float64, device="cuda", requires_grad=True)
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda", requires_grad=True)
+    found = []
+    for compile in (False, True):
+        block = nanode.ODEBlock(lambda t, x: torch.tanh(factor * x), 6, compile=compile)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y = block(x)
+        found.append(torch.autograd.grad(y.square().sum(), [x, factor]))
+    close(found[1], found[0], 1e-11)
 
 
 @pytest.mark.parametrize("moving", [True, False])

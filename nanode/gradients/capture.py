@@ -1,5 +1,6 @@
 """CUDA graphs of a whole solve, forward and backward: one launch each, no Python in between."""
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +43,14 @@ class Captured:
         problem.evaluator, problem.prepare = self.evaluator(), self.prepare
         if self.graphs is None and self.refusal is None:
             stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
+            before = sys.exc_info()[1]
             try:
                 self.graphs = Graphs(self.method, problem, self.evaluator, x)
             except RuntimeError as why:
-                self.refusal = str(_first(why))
+                first = _first(why, before)
+                self.refusal = str(first).strip() or repr(first)
                 _recover(stream)
-                reason = self.refusal.strip().splitlines()[0]
+                reason = self.refusal.splitlines()[0]
                 warnings.warn(
                     f"compile=True: the solve can't be captured and runs as it is ({reason})",
                     stacklevel=7,
@@ -132,6 +135,7 @@ class Graphs:
             for waiting in (nullcontext(), _refused()):
                 with waiting:
                     outputs, leaves = solve()
+                    _refuse_others(outputs, leaves)
                     self.grads_out = [torch.randn_like(part) for part in outputs]
                     pull(outputs, leaves)
             del outputs, leaves
@@ -143,6 +147,28 @@ class Graphs:
         with _recording(self.backward, pool):
             self.grads_in = pull(outputs, leaves)
         self.outputs = [part.detach() for part in outputs]
+
+
+def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Raise if the outputs depend on a leaf that isn't among these, and would get no gradient.
+
+    Such as what a function closes over, or a parameter to which a module keeps a second reference.
+    """
+    known = {id(leaf) for leaf in leaves}
+    found: set[Any] = set()
+    ahead: list[Any] = [part.grad_fn for part in outputs]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise RuntimeError(
+                "the field's value depends on a tensor that requires grad and is neither x, "
+                "conditioning, nor read as a parameter of the field"
+            )
+        ahead += [above for above, _ in node.next_functions]
 
 
 @contextmanager
@@ -179,9 +205,13 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
             raise
 
 
-def _first(why: BaseException) -> BaseException:
-    """What failed first: the end of a capture only says that something had."""
-    return why if why.__context__ is None else _first(why.__context__)
+def _first(why: BaseException, before: BaseException | None) -> BaseException:
+    """What failed first: the end of a capture only says that something had.
+
+    Not what the caller was already handling ``before``.
+    """
+    cause = why.__context__
+    return why if cause is None or cause is before else _first(cause, before)
 
 
 def _recover(stream: torch.cuda.Stream) -> None:

@@ -28,6 +28,7 @@ from nanode.bases import Basis
 from nanode.fields.field import Field
 from nanode.fields.walk import hooks, traits
 from nanode.gradients.backprop import Backprop
+from nanode.gradients.backsolve import Backsolve
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
@@ -135,7 +136,8 @@ class Compiled(Gradient):
         self, key: Key | None, function: Callable[..., Any], problem: Problem, x: State
     ) -> list[State]:
         """The solve by compiled evaluations, captured if there is a key to find it by."""
-        problem.prepare = preparation(problem.plan.field, x)
+        if not isinstance(self.method, Backsolve):  # which takes shares of a row's gradient
+            problem.prepare = preparation(problem.plan.field, x)
         if key is None:
             problem.evaluator = Evaluator(function, x[0], self._places)
             return self.method.solve(problem, x)

@@ -2,10 +2,13 @@
 
 Compiled for one stage, an evaluation casts that stage's row to autocast's dtype and, for a
 convolution in channels-last, lays it out anew: K times a solve, and K times again where it is
-repeated. Done to the whole table beforehand the numbers are the same, gradients too: a row belongs
-to one stage, so that none of them is added to another before it is back in full precision.
+repeated. Done to the whole table beforehand the numbers are the same, gradients too, as long as
+each row is used once, by a layer that autocast casts it for: so only weights of plain layers in
+plain sequences are cast, which no other code can read.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +18,10 @@ from nanode.fields.field import Field, Weights
 from nanode.fields.swap import Lender
 from nanode.gradients.ledger import Prepare
 from nanode.gradients.precision import autocast_of
+from nanode.gradients.problem import has_versions
 from nanode.solvers.stepper import State
 
-#: Modules whose weights autocast casts, whatever is given to them.
+#: Layers whose weights autocast casts, whatever is given to them.
 CAST = (
     nn.Linear,
     nn.Conv1d,
@@ -59,14 +63,30 @@ class Laid:
 def preparation(field: Field, x: State) -> Prepare:
     """What the tables of a compiled solve are to be under the present autocast."""
     enabled, dtype = autocast_of(x[0].device)
-    lender = getattr(field, "_lender", None)
-    if not enabled or not isinstance(lender, Lender):
+    lender, module = (getattr(field, name, None) for name in ("_lender", "module"))
+    if not isinstance(lender, Lender) or not isinstance(module, nn.Module):
         return as_they_are
-    # Not subclasses, which may do something else with them; nor what another module shares.
-    owners: dict[str, set[bool]] = {}
-    for owner, _, name, own in lender.places:
-        for known in {name, own}:
-            owners.setdefault(known, set()).add(type(owner) in CAST)
-    names = frozenset(name for name, cast in owners.items() if cast == {True})
+    if not enabled or not has_versions(x):
+        return as_they_are
     wide = x[0].ndim == 4 and x[0].is_contiguous(memory_format=torch.channels_last)
-    return Laid(dtype, names, wide)
+    return Laid(dtype, frozenset(_kernels(module, lender)), wide)
+
+
+def _kernels(module: nn.Module, lender: Lender) -> Iterator[str]:
+    """The names of weights that one plain layer uses, once, and nothing else."""
+    uses = Counter(name for _, _, name, _ in lender.places)
+    for owner, leaf, name, _ in lender.places:
+        # Not subclasses, which may do something else; not what weight_norm keeps in a layer.
+        plain = type(owner) in CAST and leaf == "weight" and not owner._forward_pre_hooks
+        if plain and uses[name] == 1 and _in_sequence(module, name):
+            yield name
+
+
+def _in_sequence(module: nn.Module, weight: str) -> bool:
+    """Whether all that is around the layer of a weight are sequences, which only call it."""
+    above: nn.Module = module
+    for branch in weight.split(".")[:-1]:
+        if type(above) is not nn.Sequential:
+            return False
+        above = above.get_submodule(branch)
+    return above is not module

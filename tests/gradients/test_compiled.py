@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import nanode
-from nanode.gradients import compiled
+from nanode.gradients import capture, compiled, layout
 
 X = torch.randn(3, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -408,7 +408,7 @@ def test_tables_are_cast_and_laid_out_once(gradient, monkeypatch):
     assert len(seen) >= 4
     for weights in seen:
         kernel = weights["2.weight"]
-        assert kernel.dtype == weights["2.bias"].dtype == torch.bfloat16
+        assert kernel.dtype == torch.bfloat16
         assert kernel.is_contiguous(memory_format=torch.channels_last)
         assert weights["0.weight"].dtype == torch.float32  # norms keep theirs
 
@@ -424,3 +424,59 @@ def test_an_evaluation_is_compiled_once_for_all_stages():
             y = block(x)
             torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == most
+
+
+class Skewed(nn.Module):
+    """Reads the weight of a layer that it contains."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x @ (self.layer.weight - self.layer.weight.mT)
+
+
+def test_only_weights_that_one_layer_uses_once_are_cast():
+    twice, tied = nn.Linear(4, 4), nn.Linear(4, 4)
+    tied.weight = (shared := nn.Linear(4, 4)).weight
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    module = nn.Sequential(
+        nn.Linear(4, 4),
+        nn.Sequential(nn.Linear(4, 4)),
+        Skewed(),
+        twice,
+        twice,
+        shared,
+        tied,
+        normed,
+    )
+    field = nanode.TimeVarying(module, nanode.Trigonometric(order=1))
+    x = (torch.randn(3, 4),)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layout.preparation(field, x).names == {"0.weight", "1.0.weight"}
+    assert layout.preparation(field, x) is layout.as_they_are
+
+
+def test_a_leaf_that_a_capture_would_forget_is_noticed():
+    x, known, hidden = (torch.randn(3, requires_grad=True) for _ in range(3))
+    outputs = [(x * known).sum(), x.sin()]
+    capture._refuse_others(outputs, [x, known])
+    with pytest.raises(RuntimeError, match="neither x, conditioning, nor read as a parameter"):
+        capture._refuse_others([*outputs, (x * hidden).exp()], [x, known])
+
+
+def test_what_failed_first_is_named():
+    def failing():
+        try:
+            raise RuntimeError("the cause")
+        finally:
+            raise RuntimeError("the end")
+
+    before = StopIteration()
+    with pytest.raises(RuntimeError, match="the end") as caught:
+        try:
+            raise before
+        except StopIteration:
+            failing()
+    assert str(capture._first(caught.value, before)) == "the cause"
