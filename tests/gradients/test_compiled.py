@@ -467,16 +467,17 @@ def test_a_leaf_that_a_capture_would_forget_is_noticed():
 
 
 def test_what_failed_first_is_named():
-    def failing():
-        try:
-            raise RuntimeError("the cause")
-        finally:
-            raise RuntimeError("the end")
-
     before = StopIteration()
-    with pytest.raises(RuntimeError, match="the end") as caught:
+
+    def failing():
         try:
             raise before
         except StopIteration:
-            failing()
+            try:
+                raise RuntimeError("the cause")
+            finally:
+                raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end") as caught:
+        failing()
     assert str(capture._first(caught.value, before)) == "the cause"
