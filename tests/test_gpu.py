@@ -233,22 +233,28 @@ def test_orthogonal_weights(form):
         assert refusal is not None
 
 
-@torch.library.custom_op("nanode_tests::looked_at", mutates_args=())
-def looked_at(x: torch.Tensor) -> torch.Tensor:
-    """The identity, after a look at a value of x, for which the CPU has to wait."""
-    assert x.sum().isfinite().item()
-    return x.clone()
+def identity_after(name, act):
+    """A module that gives x back after something was done on the way; it compiles."""
+
+    def identity(x: torch.Tensor) -> torch.Tensor:
+        act(x)
+        return x.clone()
+
+    operation = torch.library.custom_op(f"nanode_tests::{name}", identity, mutates_args=())
+    operation.register_fake(torch.empty_like)
+    operation.register_autograd(lambda ctx, grad: grad)
+
+    class After(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return operation(x)
+
+    return After
 
 
-looked_at.register_fake(torch.empty_like)
-looked_at.register_autograd(lambda ctx, grad: grad)
-
-
-class LookedAt(nn.Module):
-    """It compiles, but no CUDA graph can hold it."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return looked_at(x)
+#: The CPU has to wait for a value of x, so that no CUDA graph can hold it.
+LookedAt = identity_after("looked_at", lambda x: x.sum().isfinite().item())
+#: Torch's watch for waits doesn't see this one: trials go well, and the capture itself fails.
+WaitedFor = identity_after("waited_for", lambda x: torch.cuda.synchronize())
 
 
 @pytest.mark.parametrize(
@@ -292,24 +298,6 @@ def test_a_refused_capture_leaves_the_gpu_usable():
     other = nanode.ODEBlock(conv_field().double().cuda(), 3, compile=True)
     gradients(other, x)
     assert next(iter(other.gradient._solves.values())).refusal is None
-
-
-@torch.library.custom_op("nanode_tests::waited_for", mutates_args=())
-def waited_for(x: torch.Tensor) -> torch.Tensor:
-    """The identity, after a wait that torch's watch for waits doesn't see."""
-    torch.cuda.synchronize()
-    return x.clone()
-
-
-waited_for.register_fake(torch.empty_like)
-waited_for.register_autograd(lambda ctx, grad: grad)
-
-
-class WaitedFor(nn.Module):
-    """Trials go well; the capture itself fails."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return waited_for(x)
 
 
 def test_a_capture_that_fails_midway_says_so_and_keeps_no_memory():

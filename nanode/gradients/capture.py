@@ -12,9 +12,15 @@ from torch import Tensor, nn
 
 from nanode.fields.swap import with_parameters
 from nanode.gradients.gradient import Gradient
-from nanode.gradients.ledger import Prepare
 from nanode.gradients.once import once
-from nanode.gradients.problem import Conditioning, Evaluations, Plan, Problem, own_parameters
+from nanode.gradients.problem import (
+    Conditioning,
+    Evaluations,
+    Plan,
+    Prepare,
+    Problem,
+    own_parameters,
+)
 from nanode.gradients.snapshot import buffers, keep
 from nanode.solvers.stepper import State
 

@@ -32,9 +32,16 @@ from nanode.gradients.backsolve import Backsolve
 from nanode.gradients.capture import Captured
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
-from nanode.gradients.layout import as_they_are, preparation
+from nanode.gradients.layout import preparation
 from nanode.gradients.precision import autocast_of
-from nanode.gradients.problem import CHANGED, Plan, Problem, evaluate_checked, has_versions
+from nanode.gradients.problem import (
+    CHANGED,
+    Plan,
+    Problem,
+    as_they_are,
+    evaluate_checked,
+    has_versions,
+)
 from nanode.gradients.randomness import as_drawn, random_state
 from nanode.gradients.snapshot import keep
 from nanode.kernels.language import serves as kernels_serve

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from nanode.fields.field import Field, Weights
 from nanode.fields.swap import Lender
-from nanode.gradients.ledger import Prepare
 from nanode.gradients.precision import autocast_of
-from nanode.gradients.problem import has_versions
+from nanode.gradients.problem import Prepare, as_they_are, has_versions
 from nanode.solvers.stepper import State
 
 #: Layers whose weights autocast casts, whatever is given to them.
@@ -31,11 +30,6 @@ CAST = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-
-
-def as_they_are(weights: Weights) -> Weights:
-    """No preparation."""
-    return weights
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from torch import Tensor
 
 from nanode.fields.field import Field, Weights
 from nanode.fields.swap import with_parameters
-from nanode.gradients.problem import Conditioning, own_parameters
+from nanode.gradients.problem import Conditioning, Prepare, own_parameters
 from nanode.gradients.pullback import vjp
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.trajectories.trajectory import Named
 
-#: What is done to weights before they are handed out.
-Prepare = Callable[[Weights], Weights]
 #: f at a stage once more: (stages, index, weights, x, conditioning) to its value.
 Again = Callable[[Stages, int, Named, State, tuple[Any, ...]], State]
 

@@ -20,10 +20,18 @@ from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
 from nanode.trajectories.trajectory import Named
 
+#: What is done to the weights of a solve before they are handed out.
+Prepare = Callable[[Weights], Weights]
+
 CHANGED = (
     "the field changed x in place, which would corrupt the state; make its first operation out of "
     "place (nn.ReLU() instead of nn.ReLU(inplace=True))"
 )
+
+
+def as_they_are(weights: Weights) -> Weights:
+    """No preparation."""
+    return weights
 
 
 @dataclass
@@ -73,7 +81,7 @@ class Problem:
     #: Whether norms in eval mode have statistics of another grid, which they interpolate.
     interpolates: bool = False
     #: What is done to the weights before they are handed out.
-    prepare: Callable[[Weights], Weights] = lambda weights: weights
+    prepare: Prepare = as_they_are
 
     def evaluate(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]

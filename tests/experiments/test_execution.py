@@ -226,8 +226,10 @@ def test_weights_without_a_record_are_removed(tmp_path, runs, steps):
     (folder / "run.json").unlink()
     left = folder / "checkpoints/step-00000005"
     (left / "of the other run").touch()
+    (folder / "film.gif").touch()
     list(outcomes(runs[:1], tmp_path, stop=lambda: steps.count >= 5 + 5))
     assert sorted(path.name for path in left.iterdir()) == ["state.pt", "weights.safetensors"]
+    assert not (folder / "film.gif").exists()
 
 
 def test_a_record_without_its_checkpoint_is_not_gone_on_with(tmp_path, runs, steps, monkeypatch):

@@ -7,9 +7,11 @@ import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
 from nanode.experiments.plan import standing
-from nanode.experiments.table2 import MEMORY, PAPER, comparisons, memory_section, speed_section
+from nanode.experiments.table2 import comparisons
 from nanode.experiments.video import MODELS, finished, planned
+from nanode.experiments.video_costs import MEMORY, memory_section, speed_section
 from nanode.models.video import create
+from nanode.reports.paper import TABLE2
 from nanode.training.video import Best, Elbo, Point, VideoMetrics, VideoRecord
 
 
@@ -49,7 +51,7 @@ def test_every_planned_model_can_be_made():
 
 
 def test_from_start_to_report(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanode.experiments.table2.MODELS", ("svg", "svg-nanode"))
+    monkeypatch.setattr("nanode.experiments.video_costs.MODELS", ("svg", "svg-nanode"))
     options, runs, out = Options(budget="tiny", seeds=1), tmp_path / "runs", tmp_path / "out"
     table = EXPERIMENTS["table2"]
     changes = {"progress": False, "options.width": 2, "batch_size": 2, "test_clips": 2}
@@ -178,7 +180,7 @@ def _ratios(text):
 
 
 def test_reports_of_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanode.experiments.table2.MODELS", ("svg",))
+    monkeypatch.setattr("nanode.experiments.video_costs.MODELS", ("svg",))
     for name in ("table2", "figure-video"):
         paths = EXPERIMENTS[name].report(tmp_path, tmp_path / "out", Options(budget="tiny"))
         assert all(path.stat().st_size > 0 for path in paths)
@@ -187,7 +189,7 @@ def test_reports_of_nothing(tmp_path, monkeypatch):
 
 
 def test_the_papers_ratios():
-    svg, auto, nanode = (PAPER[model] for model in MODELS)
+    svg, auto, nanode = (TABLE2[model] for model in MODELS)
     assert auto[0] / svg[0] == pytest.approx(1.50)
     assert nanode[0] / svg[0] == pytest.approx(0.386, abs=5e-4)
     assert auto[1] / svg[1] == pytest.approx(0.947, abs=5e-4)

@@ -15,6 +15,9 @@ INVERTIBLE = [
 ]
 
 
+X = torch.randn(3, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 class Net(nn.Module):
     """Two layers and an optional input between them."""
 
@@ -74,6 +77,18 @@ def total_distance(got, reference):
     """The relative distance of all gradients taken as one vector."""
     difference = sum(float((got[n] - g).square().sum()) for n, g in reference.items())
     return (difference / sum(float(g.square().sum()) for g in reference.values())) ** 0.5
+
+
+def conv_field(*more):
+    """A norm that stays, and a convolution that moves."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nanode.BatchNorm(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1), *more)
+    return nanode.TimeVarying(
+        module.double(),
+        nanode.Trigonometric(order=2),
+        start=nanode.Noisy(0.3),
+        overrides={"0": None},
+    )
 
 
 def bottleneck_field(kind, width=16, hidden=8):

@@ -1,0 +1,176 @@
+"""When a solve is captured, when anew and when not: CUDA graphs themselves are a GPU's."""
+
+import gc
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.gradients import capture, compiled
+from tests.gradients.models import X, conv_field
+
+pytestmark = pytest.mark.usefixtures("compile_all")
+
+
+def test_captures_are_found_by_their_grid_and_not_kept_beyond_it(monkeypatch):
+    """Another grid may get the id of one that is gone; its graphs must not be found by it."""
+    monkeypatch.setattr(compiled.Compiled, "_captures", lambda self, problem, x: True)
+    replayed = []
+
+    class Recorder:
+        def __init__(self, method, evaluator, plan, prepare):
+            self.plan, self.steps = plan, plan.grid.steps
+
+        def __call__(self, problem, x):
+            replayed.append((self.steps, problem.plan.grid.steps))
+            return [x]
+
+    monkeypatch.setattr(compiled, "Captured", Recorder)
+    block = nanode.ODEBlock(conv_field().float(), 3, compile=True)
+    for steps in range(1, 200):
+        block.regrid(steps % 50 + 1)
+        block(X.float())
+        block(X.float())
+        gc.collect()
+    assert all(captured == asked for captured, asked in replayed)
+    assert len(block.gradient._solves) == 1
+    for batch in range(1, 30):  # as many shapes
+        block(torch.randn(batch, 4, 5, 5))
+        block(torch.randn(batch, 4, 5, 5))
+    assert len(block.gradient._solves) == compiled.MOST_KEPT
+
+
+def put(block, name, module):
+    setattr(block.field.module, name, module)
+
+
+CHANGES = {
+    "another activation": lambda block: put(block, "1", nn.ReLU()),
+    "a hook": lambda block: block.field.module[1].register_forward_hook(lambda m, x, y: 2 * y),
+    "a norm's momentum": lambda block: setattr(block.field.module[0], "momentum", 0.5),
+    "its mode": lambda block: block.eval(),
+    "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
+    "moved weights": lambda block: block.double().float(),
+    "other frequencies": lambda block: block.load_state_dict(
+        nanode.ODEBlock(random_field(seed=1), 3).state_dict()
+    ),
+}
+
+
+def random_field(seed):
+    module = nn.Sequential(nanode.BatchNorm(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    return nanode.TimeVarying(module, nanode.RandomFourier(features=4, seed=seed))
+
+
+def recorded(monkeypatch):
+    """Captures to come, none of which needs a GPU or solves anything."""
+    monkeypatch.setattr(compiled.Compiled, "_captures", lambda self, problem, x: True)
+    made = []
+
+    class Recorder:
+        def __init__(self, method, evaluator, plan, prepare):
+            self.plan = plan
+            made.append(self)
+
+        def __call__(self, problem, x):
+            return [x]
+
+    monkeypatch.setattr(compiled, "Captured", Recorder)
+    return made
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_field_is_captured_anew(change, monkeypatch):
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(random_field(seed=0), 3, compile=True)
+    block(X.float())
+    block(X.float())
+    assert len(made) == 1
+    change(block)
+    block(X.float())
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "count"),
+    [(0.5, 0.5, 1), (0.5, 0.7, 2), (1, True, 2), (None, 0.5, 2), ("a", "b", 2), (X, X + 1, 1)],
+    ids=["one number", "two numbers", "another type", "none at first", "words", "tensors"],
+)
+def test_captures_know_their_conditioning(first, second, count, monkeypatch):
+    """Numbers become part of a graph; tensors are copied into it."""
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(lambda t, x, by: x, 1, compile=True)
+    block(X, first)
+    block(X, second)
+    assert len(made) == count
+
+
+def test_captures_that_are_never_used_again_come_to_an_end(monkeypatch):
+    """A number that changes in each call would otherwise cost two trials and a capture each."""
+    block = nanode.ODEBlock(lambda t, x, by: x * by, 1, compile=True)
+    fewer = compiled.MOST_UNUSED - 1
+    with monkeypatch.context() as patch:
+        made = recorded(patch)
+        for number in range(fewer):
+            block(X, number)
+        block(X, number)  # used again: counting begins anew
+        for number in range(fewer):
+            block(X, 100 + number)
+    assert would_capture(block)
+    with monkeypatch.context() as patch:
+        recorded(patch)
+        with pytest.warns(UserWarning, match="were never used again"):
+            block(X, 1000)
+    assert not would_capture(block)
+    assert not block.gradient._solves
+    assert len(made) == 2 * fewer
+
+
+def test_conditioning_that_has_no_hash_is_not_captured(monkeypatch):
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(lambda t, x, by: x * len(by), 1, compile=True)
+    assert torch.allclose(block(X, {2.0, 3.0}), 3 * X)
+    assert not made
+
+
+def would_capture(block, requires_grad=True):
+    """Whether a solve on a GPU would be captured."""
+    x = type("X", (), {"is_cuda": True, "requires_grad": requires_grad})()
+    problem = types.SimpleNamespace(
+        conditioning=types.SimpleNamespace(tensors=[]), plan=block._plan, interpolates=False
+    )
+    return block.gradient._captures(problem, (x,))
+
+
+def test_a_frozen_block_is_not_captured():
+    block = nanode.ODEBlock(conv_field(), 3, compile=True).requires_grad_(False)
+    assert not would_capture(block, requires_grad=False)
+    block.requires_grad_(True)
+    assert would_capture(block, requires_grad=False)
+
+
+def test_a_leaf_that_a_capture_would_forget_is_noticed():
+    x, known, hidden = (torch.randn(3, requires_grad=True) for _ in range(3))
+    outputs = [(x * known).sum(), x.sin()]
+    capture._refuse_others(outputs, [x, known])
+    with pytest.raises(RuntimeError, match="neither x, conditioning, nor read as a parameter"):
+        capture._refuse_others([*outputs, (x * hidden).exp()], [x, known])
+
+
+def test_what_failed_first_is_named():
+    before = StopIteration()
+
+    def failing():
+        try:
+            raise before
+        except StopIteration:
+            try:
+                raise RuntimeError("the cause")
+            finally:
+                raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end") as caught:
+        failing()
+    assert str(capture._first(caught.value, before)) == "the cause"
