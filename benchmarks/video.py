@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
     for row in rows(options):
         try:
             found = measure(row, options)
-        except (RuntimeError, ValueError) as why:
+        except (RuntimeError, ValueError, AssertionError) as why:
             found = {"error": f"{type(why).__name__}: {str(why)[:300]}"}
         found = row | common | found
         # Compared with SVG as it is compiled, or else with SVG as it is.

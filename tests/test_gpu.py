@@ -312,11 +312,28 @@ def test_a_capture_that_fails_midway_says_so_and_keeps_no_memory():
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
     # The libraries' workspaces may stay (tens of MB); no state of the solve does.
     assert sum(segment["total_size"] for segment in private) < x.nbytes
+    held = torch.cuda.memory_reserved()
     spare = torch.empty(2**28, device="cuda")
     size = spare.nbytes
     del spare
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() < size
+    assert torch.cuda.memory_reserved() < held + size
+
+
+def test_captures_leave_no_more_behind_than_one():
+    """Libraries keep workspaces for every stream that was ever used."""
+    x = torch.randn(64, 256, device="cuda")
+    held = []
+    for _ in range(5):
+        field = nanode.TimeVarying(nn.Linear(256, 256), nanode.Trigonometric(order=1)).cuda()
+        block = nanode.ODEBlock(field, 3, compile=True)
+        gradients(block, x)
+        assert next(iter(block.gradient._solves.values())).graphs is not None
+        del field, block
+        torch.compiler.reset()
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert max(held[1:]) < held[0] + 2**20
 
 
 def test_what_a_function_closes_over_gets_its_gradient():

@@ -5,6 +5,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class Graphs:
         pull: Callable[[list[Tensor], list[Tensor]], tuple[Tensor | None, ...]],
     ) -> None:
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.
-        side = torch.cuda.Stream()
+        side = _aside(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for waiting in (nullcontext(), _refused()):
@@ -153,6 +154,12 @@ class Graphs:
         with _recording(self.backward, pool):
             self.grads_in = pull(outputs, leaves)
         self.outputs = [part.detach() for part in outputs]
+
+
+@cache
+def _aside(device: int) -> torch.cuda.Stream:
+    """Where captures are tried: one stream for all, since libraries keep workspaces for each."""
+    return torch.cuda.Stream(device)
 
 
 def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
