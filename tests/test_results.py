@@ -11,7 +11,9 @@ RESULTS = Path(__file__).parent.parent / "results"
 PAGES = {
     "figure-orthogonal": Options(budget="full"),
     "figure-video": Options(seeds=2),
+    "memory": Options(),
     "table1": Options(),
+    "table2": Options(seeds=2),
 }
 
 
