@@ -7,6 +7,7 @@ option alone.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
 from typing import Any
 
 import yaml
@@ -18,11 +19,11 @@ from nanode.training.documents import from_mapping, read_document, shipped
 Config = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 
 
-def settings_over_a_base(kind: type[Any], package: str) -> Config:
+def settings_over_a_base(kind: type[Any], package: str, offline: str) -> Config:
     """A cyclopts ``config`` for a command with a parameter of the dataclass ``kind``.
 
     Its options ``--recipe``, one of the recipes of ``package``, or ``--config``, a file, name what
-    the other options are laid over.
+    the other options are laid over. ``offline`` is a recipe that needs nothing else.
     """
 
     def settle(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -32,6 +33,13 @@ def settings_over_a_base(kind: type[Any], package: str) -> Config:
             for keys, value in _given(option):
                 _put(values, keys, value)
             option.tokens.clear()
+        for part in fields(kind):
+            if part.name not in values and part.default is part.default_factory is MISSING:
+                raise ValueError(
+                    f"--{part.name} is needed, or a --recipe to start from, which has one: "
+                    f"{offline} takes seconds, on data that come with the package; "
+                    "`nanode recipes` lists all"
+                )
         settings.append(Token(implicit_value=from_mapping(kind, values, "the command line")))
 
     return settle

@@ -31,7 +31,7 @@ class Run:
 
 @command.command(
     usage="nanode train image [--recipe NAME | --config FILE] [OPTIONS] --out FOLDER",
-    config=settings_over_a_base(TrainConfig, "nanode.training"),
+    config=settings_over_a_base(TrainConfig, "nanode.training", "digits-tiny"),
 )
 def image(
     *,
@@ -58,7 +58,7 @@ def image(
 
 @command.command(
     usage="nanode train video [--recipe NAME | --config FILE] [OPTIONS] --out FOLDER",
-    config=settings_over_a_base(VideoConfig, "nanode.training.video"),
+    config=settings_over_a_base(VideoConfig, "nanode.training.video", "moving-mnist-tiny"),
 )
 def video(
     *,

@@ -58,7 +58,7 @@ def obtain(
 
 def fetch(file: OfficialFile, folder: Path, progress: Progress | None = None) -> Path:
     """Download ``file`` into ``folder``, going on where an earlier download broke off."""
-    made = not folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{file.name}.{os.getpid()}-{secrets.token_hex(4)}.part"
     reasons = []
@@ -71,9 +71,9 @@ def fetch(file: OfficialFile, folder: Path, progress: Progress | None = None) ->
             reasons.append(f"{url}: {reason}")
     finally:
         _leave(file, folder, part)
-        if made:
-            with contextlib.suppress(OSError):  # it isn't empty
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # one isn't empty
+            for path in made:
+                path.rmdir()
     raise file.missing(folder, f"and could not be downloaded ({'; '.join(reasons)})")
 
 

@@ -12,7 +12,7 @@ from nanode.training import TrainConfig, recipe
 app = App(result_action="return_value", exit_on_error=False, print_error=False)
 
 
-@app.command(config=settings_over_a_base(TrainConfig, "nanode.training"))
+@app.command(config=settings_over_a_base(TrainConfig, "nanode.training", "digits-tiny"))
 def show(
     *,
     recipe: str | None = None,
@@ -86,7 +86,7 @@ def test_refuses(quick, tokens, message):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (("--model", "auto"), "the command line: the key 'data' is missing"),
+        (("--model", "auto"), "--data is needed, or a --recipe .*: digits-tiny takes seconds"),
         (("--recipe", "tabel1"), "Did you mean 'table1'"),
         (("--config", "nowhere.yaml"), r"can't read the configuration nowhere\.yaml"),
     ],

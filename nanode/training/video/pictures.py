@@ -14,6 +14,7 @@ from nanode.training.files import write_atomically
 
 GREEN, RED = (0, 170, 0), (220, 0, 0)
 BORDER, GAP, CAPTION = 1, 2, 9
+CODEC = "libx264"
 
 #: Pictures (T, height, width, 3), bytes.
 Film = NDArray[np.uint8]
@@ -100,34 +101,31 @@ def _pillow(name: str) -> Any:
 
 
 def _pyav() -> Any:
+    """PyAV, if it can write films."""
     try:
-        return import_module("av")
+        av = import_module("av")
     except ImportError as why:
         raise ImportError(
             "MP4 needs PyAV: pip install nanode[video]; or write a .gif, which needs Pillow only"
         ) from why
+    if CODEC not in av.codecs_available:
+        raise ValueError(
+            f"this build of PyAV has no codec {CODEC} for MP4; install PyAV from PyPI, whose "
+            "wheels have it, or write a .gif"
+        )
+    return av
 
 
-def _mp4(path: Path, film: Film, fps: int, codec: str = "libx264") -> None:
+def _mp4(path: Path, film: Film, fps: int) -> None:
     av = _pyav()
     # Colour is stored for pairs of pixels.
     _, height, width, _ = film.shape
     film = np.pad(film, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)))
     with av.open(str(path), "w", format="mp4") as file:
-        stream = _stream(av, file, codec, fps)
+        stream = file.add_stream(CODEC, rate=fps)
         stream.height, stream.width, stream.pix_fmt = film.shape[1], film.shape[2], "yuv420p"
         for picture in film:
             for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
                 file.mux(packet)
         for packet in stream.encode():
             file.mux(packet)
-
-
-def _stream(av: Any, file: Any, codec: str, fps: int) -> Any:
-    try:
-        return file.add_stream(codec, rate=fps)
-    except (ValueError, av.FFmpegError) as why:
-        raise ValueError(
-            f"this build of PyAV has no codec {codec} for MP4 ({why}); install PyAV from PyPI, "
-            "whose wheels have it, or write a .gif"
-        ) from why

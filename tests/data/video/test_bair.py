@@ -1,5 +1,6 @@
 """BAIR: the official layout, read bit for bit, copied once, and refused where it is damaged."""
 
+import os
 import shutil
 
 import numpy as np
@@ -73,6 +74,21 @@ def test_files_are_in_the_order_of_their_numbers(root):
     (folder / "traj_0_to_1.tfrecords").rename(folder / "traj_1000_to_1001.tfrecords")
     frames = load("bair", root=root).train.frames(torch.arange(3), 1)
     assert (as_bytes(frames)[:, 0] == np.stack([images(seed)[0] for seed in (2, 0, 1)])).all()
+
+
+@pytest.mark.skipif("NANODE_BAIR_CLIP" not in os.environ, reason="needs a real clip")
+@pytest.mark.parametrize("view", ["aux1", "main"])
+def test_a_real_clip_comes_back_bit_for_bit(tmp_path, view):
+    """``NANODE_BAIR_CLIP`` names an npz file: image_main and image_aux1, 30 frames; action."""
+    with np.load(os.environ["NANODE_BAIR_CLIP"]) as real:
+        given = real["image_main"], real["image_aux1"], real["action"], np.zeros((30, 3))
+    for split in ("train", "test"):
+        path = tmp_path / "softmotion30_44k" / split / "traj_0_to_0.tfrecords"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(frame(example(features_of(*given))))
+        assert path.stat().st_size == RECORD
+    frames = load("bair", root=tmp_path, view=view).train.frames(torch.tensor([0]), 30)
+    assert (as_bytes(frames)[0] == given[view == "aux1"]).all()
 
 
 # ---- the copy

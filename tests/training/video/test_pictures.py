@@ -15,9 +15,9 @@ from nanode.training.video.pictures import (
     GAP,
     GREEN,
     RED,
-    _mp4,
     compose,
     write_film,
+    writer,
 )
 
 
@@ -97,9 +97,12 @@ def test_without_pyav(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_codec(tmp_path):
+def test_a_missing_codec(monkeypatch):
+    """Asked for before anything is sampled or written."""
+    writer("film.mp4")
+    monkeypatch.setattr("nanode.training.video.pictures.CODEC", "nonsense")
     with pytest.raises(ValueError, match=r"no codec nonsense for MP4.*write a .gif"):
-        _mp4(tmp_path / "film.mp4", film()[1], fps=8, codec="nonsense")
+        writer("film.mp4")
 
 
 def test_an_mp4_shows_every_frame(tmp_path):
