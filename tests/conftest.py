@@ -10,3 +10,8 @@ def one_thread_and_a_fixed_seed():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")

@@ -13,10 +13,7 @@ from torch import nn
 
 import nanode
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 COMBINATIONS = [
     (nanode.Euler(), nanode.Backprop()),

@@ -88,7 +88,6 @@ def test_a_model_made_on_meta_has_its_features():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_keeps_double():
     basis = RandomFourier(4).cuda().half()
     assert basis.frequencies.is_cuda

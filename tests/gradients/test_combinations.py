@@ -15,13 +15,7 @@ from torch import nn
 import nanode
 from nanode.gradients import compiled
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 #: Of every solve below, so that all norms hold as many rows of statistics: one graph fits them.
 EVALUATIONS = 12
 RUNGE_KUTTA = [

@@ -29,13 +29,7 @@ COMBINATIONS = [
     (nanode.Coupled(nanode.Euler()), nanode.Reversal()),
     (nanode.Coupled(nanode.Euler(), coupling=0.7), nanode.Reversal()),
 ]
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def refuse(*args):

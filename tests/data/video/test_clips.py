@@ -99,7 +99,6 @@ def test_both_splits_have_the_same_frames():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gets_the_same_bits():
     array = stored((5, 6, 8, 8, 3)).transpose(0, 1, 4, 2, 3)
     expected = StoredClips("mine", array).frames(torch.arange(5), 6)

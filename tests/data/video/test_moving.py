@@ -226,7 +226,6 @@ def test_bad_options(option, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("law", LAWS)
 def test_a_gpu_makes_the_same_bits_and_waits_for_nothing(law):
     indices = torch.arange(200)

@@ -9,10 +9,7 @@ from nanode.models.video import create
 from nanode.training.video import evaluate_video, train_video, video_recipe
 from nanode.training.video.setup import prepare
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("gradient", ["backprop", "checkpointed"])
