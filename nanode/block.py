@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,6 +20,7 @@ from nanode.integrate import (
     wanted_times,
 )
 from nanode.solvers import Adaptive, Euler, Schedule
+from nanode.tracing import traced
 from nanode.trajectories.trajectory import kept_values
 
 
@@ -138,7 +138,7 @@ class ODEBlock(nn.Module):
         """The state at the end of the interval, or at the times of ``at``."""
         if self.augment:
             x = self._augmented(x)
-        if not torch.compiler.is_compiling() and self._settings() != self._planned:
+        if not traced() and self._settings() != self._planned:
             self.regrid(self.steps)
         if self._plan is None:
             assert isinstance(self.solver, Adaptive)
@@ -157,7 +157,7 @@ class ODEBlock(nn.Module):
             result, evaluations = solve(
                 self._plan, self.gradient, x, conditioning, stacked=self.at is not None
             )
-        if not torch.compiler.is_compiling():
+        if not traced():
             self.nfe = evaluations
         return result
 

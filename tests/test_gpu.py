@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.models.layers import batch_norm, bottleneck
 
 pytestmark = pytest.mark.gpu
 
@@ -331,6 +333,81 @@ def test_captures_leave_no_more_behind_than_one():
         gc.collect()
         held.append(torch.cuda.memory_allocated())
     assert max(held[1:]) < held[0] + 2**20
+
+
+def linear_field() -> nanode.TimeVarying:
+    """All of whose weights have one shape, so that gradients of one could pass as another's."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(8, 8, bias=False, dtype=torch.float64) for _ in range(3)))
+    return nanode.TimeVarying(module, nanode.Trigonometric(order=1), start=nanode.Noisy(0.3)).cuda()
+
+
+def test_what_is_frozen_between_the_passes_takes_nobody_elses_gradient():
+    x, found = torch.randn(3, 8, dtype=torch.float64, device="cuda"), []
+    for compile in (False, True):
+        block = nanode.ODEBlock(linear_field(), 3, compile=compile)
+        y = block(x)
+        next(block.parameters()).requires_grad_(False)
+        (y**2).sum().backward()
+        found.append([p.grad for p in block.parameters() if p.requires_grad])
+    assert len(found[1]) == 2
+    close(found[1], found[0], 1e-11)
+
+
+def test_streams_in_turn():
+    """A replay waits for what was done with the same memory on another stream."""
+    field = conv_field(norm=nn.Identity).cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), 20)
+    fast = nanode.ODEBlock(field, 20, compile=True)
+    given = [torch.randn(64, 8, 64, 64, device="cuda") for _ in range(6)]
+    expected = [gradients(plain, x) for x in given]
+    gradients(fast, given[0])
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in range(2)], []
+    for n, x in enumerate(given):
+        with torch.cuda.stream(streams[n % 2]):
+            found.append(gradients(fast, x))
+    torch.cuda.synchronize()
+    for here, there in zip(found, expected, strict=True):
+        close(here, there, 1e-3)
+
+
+def test_threads_that_share_a_captured_block():
+    """From their first call on: one captures, and all get their own gradients."""
+    field = conv_field(norm=nn.Identity).double().cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), 5)
+    fast = nanode.ODEBlock(field, 5, compile=True)
+    given = [torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda") for _ in range(4)]
+    expected = [gradients(plain, x) for x in given]
+    torch.cuda.synchronize()
+
+    def work(x: torch.Tensor) -> list[list[torch.Tensor]]:
+        found = [gradients(fast, x) for _ in range(10)]
+        torch.cuda.synchronize()
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, there in zip(pool.map(work, given), expected, strict=True):
+            for here in found:
+                close(here, there, 1e-11)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("width", [8, 16], ids=["compiled", "fused"])
+def test_a_second_gpu_while_the_first_is_current(width):
+    for device in ("cuda:0", "cuda:1", "cuda:0"):
+        torch.manual_seed(0)
+        module = bottleneck(width, 8, batch_norm) if width == 16 else nn.Conv2d(8, 8, 3, padding=1)
+        field = nanode.TimeVarying(module, nanode.Trigonometric(order=1)).to(device)
+        plain = nanode.ODEBlock(copy.deepcopy(field), 4)
+        fast = nanode.ODEBlock(field, 4, compile=True)
+        for seed in range(3):
+            x = torch.randn(4, width, 9, 9, generator=torch.Generator().manual_seed(seed))
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                found, expected = (gradients(block, x.to(device)) for block in (fast, plain))
+            close(found, expected, 0.1)
+        (solve,) = fast.gradient._solves.values()
+        assert solve.refusal is None
 
 
 def test_what_a_function_closes_over_gets_its_gradient():

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from nanode.fields.norms import norms_in
 from nanode.fields.swap import Lender
 from nanode.stages import Side, Stage, Stages
+from nanode.tracing import traced
 from nanode.trajectories.trajectory import Named
 
 
@@ -146,7 +147,7 @@ class _Function(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if traced():
             return self.function(*inputs)
         if self not in _NORMS:
             _NORMS[self] = [part for part in _reached(self.function) if _tracks(part)]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nanode.fields.swap import StageAware
 from nanode.fields.walk import parts_of
 from nanode.stages import Stage
+from nanode.tracing import traced
 
 
 class BatchNorm(StageAware):
@@ -131,7 +132,7 @@ class BatchNorm(StageAware):
                 mean, var = self._at(stage)
             elif stage.record:
                 mean, var = self.running_mean[stage.index], self.running_var[stage.index]
-                if not torch.compiler.is_compiling():
+                if not traced():
                     self.updates += 1
         elif not self.training:
             raise ValueError(

@@ -8,15 +8,18 @@ other. A ``Lender`` does, each call waiting for its turn.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nanode.stages import Stage
+from nanode.tracing import traced
 
 T = TypeVar("T")
+#: One thread at a time: what two put in and out of one field would be mixed up.
+_SWAPS = threading.RLock()
 
 
 def with_parameters(
@@ -24,7 +27,8 @@ def with_parameters(
 ) -> T:
     """``function(*inputs)`` while the field has these parameters."""
     named = {f"field.{name}": parameter for name, parameter in parameters.items()}
-    found: T = torch.func.functional_call(_Reached(field), named, (function, *inputs))
+    with nullcontext() if traced() else _SWAPS:
+        found: T = torch.func.functional_call(_Reached(field), named, (function, *inputs))
     return found
 
 
@@ -54,6 +58,21 @@ class _Turn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Turn, ()
+
+
+@contextmanager
+def in_turn(field: nn.Module) -> Iterator[None]:
+    """While nobody else evaluates the field, whose module then has its own weights."""
+    with ExitStack() as turns:
+        for lock in locks(field):
+            turns.enter_context(lock)
+        yield
+
+
+def locks(field: nn.Module) -> list[threading.RLock]:
+    """Of all that lend weights in a field, from outside in, as an evaluation takes them."""
+    lenders = (getattr(part, "_lender", None) for part in field.modules())
+    return [lender.turn.lock for lender in lenders if isinstance(lender, Lender)]
 
 
 def refuse_lent(module: nn.Module) -> None:
@@ -111,8 +130,8 @@ class Lender:
             yield from self._swapped(weights, stage)
 
     def _taken(self) -> AbstractContextManager[Any]:
-        # Tracing is single-threaded and can't hold locks.
-        return nullcontext() if torch.compiler.is_compiling() else self.turn.lock
+        # Tracing can't take locks; whoever has a field compiled holds them meanwhile.
+        return nullcontext() if traced() else self.turn.lock
 
     def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         lent = [

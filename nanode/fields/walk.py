@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
+
+from nanode.tracing import traced
 
 
 def parts_of(module: nn.Module) -> list[nn.Module]:
@@ -13,7 +14,7 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     torch's is a generator in a generator for every level. What a solve asks of its field anew each
     time (modules can change) is all that stands between two replays of a captured one.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return list(module.modules())
     found: dict[nn.Module, None] = {}
     ahead: list[nn.Module | None] = [module]

@@ -31,8 +31,9 @@ class Captured:
 
     Inputs are copied into the graphs' own memory and results copied out, so that nobody holds
     memory that the next replay overwrites; parameters are read where they are. While the backward
-    pass of an earlier call is still to come its states must not be touched: such a call runs the
-    solve itself, as does every call if something in the field can't be captured.
+    pass of an earlier call is still to come, in this thread or another, its states must not be
+    touched: such a call runs the solve itself, as does every call if something in the field can't
+    be captured. Threads take turns at forward passes (``Compiled``).
     """
 
     def __init__(
@@ -49,22 +50,7 @@ class Captured:
         """The states at the wanted grid points."""
         problem.evaluator, problem.prepare = self.evaluator(), self.prepare
         if self.graphs is None and self.refusal is None:
-            stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
-            before = sys.exc_info()[1]
-            try:
-                self.graphs = Graphs(self.method, problem, self.evaluator, x)
-            except RuntimeError as why:
-                first = _first(why, before)
-                self.refusal = str(first).strip() or repr(first)
-                _recover(stream)
-                reason = self.refusal.splitlines()[0]
-                warnings.warn(
-                    f"compile=True: the solve can't be captured and runs as it is ({reason})",
-                    stacklevel=7,
-                )
-            finally:
-                torch.cuda.synchronize()  # a capture that failed leaves work behind
-                put_back()  # trials move statistics, and only passes may
+            self._try(problem, x)
         if self.graphs is None or self.waiting() is not None:
             return self.method.solve(problem, x)
         token = Token()
@@ -74,6 +60,25 @@ class Captured:
         flat = _Replayed.apply(self.graphs, token, problem.evaluations, *inputs)
         n = len(x)
         return [tuple(flat[i : i + n]) for i in range(0, len(flat), n)]
+
+    def _try(self, problem: Problem, x: State) -> None:
+        """Capture, or say why not."""
+        stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
+        before = sys.exc_info()[1]
+        try:
+            self.graphs = Graphs(self.method, problem, self.evaluator, x)
+        except RuntimeError as why:
+            first = _first(why, before)
+            self.refusal = str(first).strip() or repr(first)
+            _recover(stream)
+            reason = self.refusal.splitlines()[0]
+            warnings.warn(
+                f"compile=True: the solve can't be captured and runs as it is ({reason})",
+                stacklevel=9,
+            )
+        finally:
+            torch.cuda.synchronize()  # a capture that failed leaves work behind
+            put_back()  # trials move statistics, and only passes may
 
 
 class Token:
@@ -93,6 +98,10 @@ class Graphs:
         self.conditioning = [_static(part) for part in problem.conditioning.tensors]
         self.evaluations = Evaluations()
         self.inputs = [*self.x, *self.conditioning, *self.parameters]
+        #: Which get gradients: what is frozen later has its own in the graph all the same.
+        self.differentiated = [tensor.requires_grad for tensor in self.inputs]
+        #: Where the graphs ran last.
+        self.stream = torch.cuda.current_stream()
         #: What both graphs read where it is, and so must not change in between.
         self.read = [*named.values(), *(b for b, _ in buffers(field).values())]
 
@@ -126,6 +135,13 @@ class Graphs:
         with _thorough():
             self._capture(solve, pull)
 
+    def follow(self) -> None:
+        """Before a replay: if the last one was on another stream, after all that is done there."""
+        now = torch.cuda.current_stream()
+        if now != self.stream:
+            now.wait_stream(self.stream)
+            self.stream = now
+
     def versions(self) -> list[int]:
         """How often what the graphs read has been changed."""
         return [tensor._version for tensor in self.read]
@@ -136,7 +152,7 @@ class Graphs:
         pull: Callable[[list[Tensor], list[Tensor]], tuple[Tensor | None, ...]],
     ) -> None:
         # Whatever is made at first use (compiled code, handles, tables) must not be captured.
-        side = _aside(torch.cuda.current_device())
+        side, own = _streams(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for waiting in (nullcontext(), _refused()):
@@ -149,17 +165,20 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _recording(self.forward, pool):
+        with _recording(self.forward, pool, own):
             outputs, leaves = solve()
-        with _recording(self.backward, pool):
+        with _recording(self.backward, pool, own):
             self.grads_in = pull(outputs, leaves)
         self.outputs = [part.detach() for part in outputs]
 
 
 @cache
-def _aside(device: int) -> torch.cuda.Stream:
-    """Where captures are tried: one stream for all, since libraries keep workspaces for each."""
-    return torch.cuda.Stream(device)
+def _streams(device: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Where captures are tried, and where they are made.
+
+    The same for all captures of a device, since libraries keep workspaces for every stream.
+    """
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -196,13 +215,14 @@ def _refused() -> Iterator[None]:
 
 
 @contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Capture into a pool; if that fails the pool's memory is given back.
 
     torch before 2.14 keeps it, and empties no cache any more, believing that the capture goes on
     (its pull requests 180395 and 190348).
     """
-    recording = torch.cuda.graph(graph, pool=pool)
+    # Other threads may go on meanwhile.
+    recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     recording.__enter__()
     try:
         yield
@@ -255,6 +275,7 @@ class _Replayed(torch.autograd.Function):
         ctx: Any, graphs: Graphs, token: Token, evaluations: Evaluations, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         own = [*graphs.x, *graphs.conditioning]
+        graphs.follow()
         for static, given in zip(own, inputs, strict=False):
             static.data.copy_(given)
         graphs.forward.replay()
@@ -277,12 +298,14 @@ class _Replayed(torch.autograd.Function):
                 "a weight or buffer of the field was modified by an inplace operation after the "
                 "forward pass of a captured solve, which reads them again; call backward() first"
             )
+        graphs.follow()
         for static, given in zip(graphs.grads_out, grads, strict=True):
             static.copy_(given)
         graphs.backward.replay()
-        ctx.token = None
         ctx.evaluations.backward += graphs.evaluations.backward
-        return (None, None, None, *_cloned(graphs))
+        found = _cloned(graphs)
+        ctx.token = None  # from here on another call may replay
+        return (None, None, None, *found)
 
 
 def _cloned(graphs: Graphs) -> Sequence[Tensor | None]:
@@ -292,7 +315,7 @@ def _cloned(graphs: Graphs) -> Sequence[Tensor | None]:
     torch._foreach_copy_(copies, found)  # one launch for all of one dtype
     own = iter(copies)
     supply = iter(None if grad is None else next(own) for grad in graphs.grads_in)
-    return [next(supply) if tensor.requires_grad else None for tensor in graphs.inputs]
+    return [next(supply) if wanted else None for wanted in graphs.differentiated]
 
 
 def _alias(tensor: Tensor) -> Tensor:

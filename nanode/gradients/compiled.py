@@ -12,9 +12,11 @@ backward of a custom ``autograd.Function`` and differentiates its forward instea
 
 from __future__ import annotations
 
+import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -26,6 +28,7 @@ from torch.utils._pytree import TreeSpec
 
 from nanode.bases import Basis
 from nanode.fields.field import Field
+from nanode.fields.swap import locks
 from nanode.fields.walk import hooks, traits
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import Backsolve
@@ -47,6 +50,7 @@ from nanode.gradients.snapshot import keep
 from nanode.kernels.language import serves as kernels_serve
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
+from nanode.tracing import traced, untraceable
 from nanode.trajectories.trajectory import Named
 
 #: Tables know which step a stage belongs to; a compiled evaluation has no use for it.
@@ -81,6 +85,7 @@ class Compiled(Gradient):
         self._unused = 0
         self._draws: dict[Any, bool] = {}
         self._places: dict[Any, Tensor] = {}
+        self._turn = threading.RLock()
 
     def check(self, plan: Plan) -> None:
         """What the method itself refuses."""
@@ -88,14 +93,19 @@ class Compiled(Gradient):
 
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
-        if torch.compiler.is_compiling():
+        if traced():
             return self.method.solve(problem, x)
+        if not x[0].is_cuda:
+            return self._solve(problem, x)
+        # While a thread captures, the field's parameters are aliases, which no other should see;
+        # kernels run, and graphs are captured, on the device that is current.
+        with self._turn, torch.cuda.device(x[0].device):
+            return self._solve(problem, x)
+
+    def _solve(self, problem: Problem, x: State) -> list[State]:
         key = self._key(problem, x) if self._captures(problem, x) else None
-        captured = None if key is None else self._solves.get(key)
-        if key is not None and captured is not None:  # all that is asked below was asked then
-            self._unused = 0
-            if len(self._solves) > 1:  # the last used is the last to go
-                self._solves[key] = self._solves.pop(key)
+        captured = None if key is None else self._found(key)
+        if captured is not None:  # all that is asked below was asked then
             return captured(problem, x)
         if self._fuses(x) and serves(self.method, problem, x):
             fast = Fused(self.method)
@@ -113,16 +123,14 @@ class Compiled(Gradient):
         # One method may serve several fields; torch notices other changes, but not new hooks.
         kind = field, structure, hooks(problem.modules)
         if kind not in self._functions:
-            self._functions[kind] = _compiled(field, structure)
+            self._functions.setdefault(kind, _compiled(field, structure))
         function = self._functions[kind]
         if function is None:
             return self.method.solve(problem, x)
         put_back = None if kind in self._proven else keep(field)
         try:
             states = self._by_function(None if draws else key, function, problem, x)
-        except Exception as why:
-            if not isinstance(why, _untraceable()):
-                raise
+        except untraceable() as why:
             if put_back is not None:
                 put_back()
             if key is not None:
@@ -133,7 +141,7 @@ class Compiled(Gradient):
             reason = str(why).strip().splitlines()[0]
             warnings.warn(
                 f"compile=True: the field can't be compiled and runs as it is ({reason})",
-                stacklevel=5,
+                stacklevel=6,
             )
             return self.method.solve(problem, x)
         self._proven.add(kind)
@@ -167,6 +175,15 @@ class Compiled(Gradient):
         given = chain(x, problem.conditioning.tensors, problem.plan.field.parameters())
         return any(tensor.requires_grad for tensor in given)
 
+    def _found(self, key: Key) -> Captured | None:
+        """The captured solve that was made for this."""
+        captured = self._solves.get(key)
+        if captured is not None:
+            self._unused = 0
+            if len(self._solves) > 1:  # the last used is the last to go
+                self._solves[key] = self._solves.pop(key)
+        return captured
+
     def _captured(
         self,
         key: Key,
@@ -187,7 +204,7 @@ class Compiled(Gradient):
                 f"compile=True: {MOST_UNUSED} captured solves in a row were never used again: "
                 "shapes, weights, settings or conditioning were others in each call. From now on "
                 "solves are not captured",
-                stacklevel=6,
+                stacklevel=7,
             )
         return captured(problem, x)
 
@@ -201,10 +218,12 @@ class Compiled(Gradient):
         if now not in self._draws:
             stage = problem.plan.stages.repeated[0]
             given = problem.conditioning.rebuilt(problem.conditioning.tensors)
+            put_back = keep(field)  # a module of the user's may move its buffers
             with as_drawn(random_state(x[0].device), x[0].device) as drew, torch.no_grad():
                 weights = field.weights_at(stage.time)
                 evaluate_checked(field, problem.structure, weights, stage, x, given)
                 self._draws[now] = drew()
+            put_back()
         return self._draws[now]
 
     def _key(self, problem: Problem, x: State) -> Key | None:
@@ -224,6 +243,13 @@ class Compiled(Gradient):
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             # Gradients go to these very objects; where they lie a graph has by heart.
             tuple((id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in held),
+            # So it has tensors that are plain attributes, which may be others in every call.
+            tuple(
+                (id(t), t.data_ptr(), t.shape, t.dtype)
+                for part in problem.modules
+                for t in part.__dict__.values()
+                if isinstance(t, Tensor)
+            ),
             traits(problem.modules),
             # Their values at the stages are made on the host, once: a graph can't read them anew.
             tuple(
@@ -287,14 +313,6 @@ def _numbers(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
     )
 
 
-def _untraceable() -> tuple[type[Exception], ...]:
-    """What torch raises for a field that it can't hold in one graph, or for too many shapes of it.
-
-    Not a constant: torch's compiler takes a while to import.
-    """
-    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
-
-
 def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
     """The field's evaluation, compiled."""
 
@@ -313,4 +331,13 @@ def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
     code = evaluate.__code__.replace(co_name=f"evaluate_{id(field)}")
     own = types.FunctionType(code, globals(), "evaluate", None, evaluate.__closure__)
     compiled: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False)
-    return compiled
+    held = locks(field)
+
+    def in_turn(*inputs: Any) -> Any:
+        """A call may be traced, which must not see weights that another thread has lent."""
+        with ExitStack() as turns:
+            for lock in held:
+                turns.enter_context(lock)
+            return compiled(*inputs)
+
+    return in_turn

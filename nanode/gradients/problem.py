@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields.field import Field, Weights
-from nanode.fields.swap import Lender
+from nanode.fields.swap import in_turn
 from nanode.gradients.precision import autocast_of
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
+from nanode.tracing import traced
 from nanode.trajectories.trajectory import Named
 
 #: What is done to the weights of a solve before they are handed out.
@@ -134,11 +134,7 @@ class Problem:
 
 def own_parameters(field: Field) -> Named:
     """The field's parameters by name; never weights lent to an evaluation in another thread."""
-    with ExitStack() as turns:
-        for part in field.modules():
-            lender = getattr(part, "_lender", None)
-            if isinstance(lender, Lender):
-                turns.enter_context(lender.turn.lock)
+    with in_turn(field):
         return dict(field.named_parameters())
 
 
@@ -185,7 +181,7 @@ def evaluate_checked(
 
 def has_versions(x: State) -> bool:
     """Whether torch counts changes in place: a tracer, inference mode and vmap don't."""
-    return not torch.compiler.is_compiling() and not any(
+    return not traced() and not any(
         part.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(part) for part in x
     )
 

@@ -26,6 +26,7 @@ from nanode.gradients.randomness import as_drawn, equal_states, random_state
 from nanode.gradients.snapshot import Buffers, Snapshot, buffers, moved
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
+from nanode.tracing import traced, untraceable
 from nanode.trajectories.trajectory import Named
 
 
@@ -46,9 +47,9 @@ class Recomputing(Gradient):
 
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
-        if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        if traced() and not torch.is_grad_enabled():
             return Backprop().solve(problem, x)  # nothing to recompute: a plain loop can be traced
-        if not torch.compiler.is_compiling():
+        if not traced():
             return self._recorded(problem, x)
         recorded: list[State] = torch.compiler.disable(self._recorded)(problem, x)
         return recorded
@@ -196,7 +197,14 @@ class Job:
             as_cast(self.autocast, self.device),
             torch.enable_grad(),
         ):
-            return self.problem.evaluate(stages, i, weights, x, conditioning)
+            try:
+                return self.problem.evaluate(stages, i, weights, x, conditioning)
+            except untraceable():
+                if self.problem.evaluator is None:
+                    raise
+                # A backward pass can meet a compiler's limit where the forward pass didn't.
+                self.problem.evaluator = None
+                return self.problem.evaluate(stages, i, weights, x, conditioning)
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:

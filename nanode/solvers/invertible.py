@@ -10,6 +10,7 @@ undone. ``Coupled`` therefore chooses 1 − λ ≈ c/K: the growth is at most e^
 |μ|·(t1 − t0) ≤ c are safe. ``docs/solvers.md`` shows both in pictures.
 """
 
+import copy
 from fractions import Fraction
 
 from nanode.solvers.runge_kutta import Euler, RungeKutta
@@ -125,7 +126,9 @@ class Coupled(Invertible):
         """The stepper with its coupling settled."""
         if self.coupling is not None:
             return self
-        return Coupled(self.method, steps / (steps + self.damping), self.damping)
+        bound = copy.copy(self)  # whatever class it is of
+        bound.coupling = steps / (steps + self.damping)
+        return bound
 
     def start(self, f: Evaluate, x: State) -> Carry:
         """The state twice."""

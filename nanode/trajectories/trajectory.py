@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanode.bases import Basis
 from nanode.stages import Side, Stages
+from nanode.tracing import traced
 
 Named = dict[str, Tensor]
 #: Makes a trajectory for named tensors, whose values it starts from.
@@ -120,7 +121,7 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
     Values are computed in float64 on the host: on a long grid single precision would lose the high
     frequencies, and a device copy a solve would be a host sync a solve.
     """
-    if torch.compiler.is_compiling() and any(True for _ in basis.buffers()):
+    if traced() and any(True for _ in basis.buffers()):
         # A tracer can't ask whether buffers have changed, so what they give is part of the graph.
         return basis.on(stages).to(device=like.device, dtype=like.dtype)
     key, exact = kept_values(basis, stages)

@@ -53,6 +53,7 @@ CHANGES = {
     "its mode": lambda block: block.eval(),
     "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
     "moved weights": lambda block: block.double().float(),
+    "a tensor in an attribute": lambda block: setattr(block.field.module[1], "by", X + 1),
     "other frequencies": lambda block: block.load_state_dict(
         nanode.ODEBlock(random_field(seed=1), 3).state_dict()
     ),
@@ -149,6 +150,47 @@ def test_a_frozen_block_is_not_captured():
     assert not would_capture(block, requires_grad=False)
     block.requires_grad_(True)
     assert would_capture(block, requires_grad=False)
+
+
+def net():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    return nanode.TimeVarying(module, nanode.Trigonometric(order=1), start=nanode.Noisy(0.3))
+
+
+@pytest.mark.usefixtures("make_believe_graphs")
+def test_what_is_frozen_between_the_passes_takes_nobody_elses_gradient():
+    """All weights here have one shape, so that a shift would go unnoticed."""
+    x, found = torch.randn(3, 4), []
+    for compile in (False, True):
+        block = nanode.ODEBlock(net(), 3, compile=compile)
+        y = block(x)
+        next(block.parameters()).requires_grad_(False)
+        (y**2).sum().backward()
+        found.append({name: p.grad for name, p in block.named_parameters() if p.requires_grad})
+    plain, fast = found
+    assert len(fast) == 3
+    for name, grad in plain.items():
+        assert torch.allclose(fast[name], grad, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("make_believe_graphs")
+def test_nobody_replays_before_the_gradients_are_out(monkeypatch):
+    """Another thread may call the block at any time."""
+    block = nanode.ODEBlock(net(), 3, compile=True)
+    x = torch.randn(3, 4)
+    y = block(x)
+    (solve,) = block.gradient._solves.values()
+    cloned, free = capture._cloned, []
+
+    def watched(graphs):
+        free.append(solve.waiting() is None)
+        return cloned(graphs)
+
+    monkeypatch.setattr(capture, "_cloned", watched)
+    y.sum().backward()
+    assert free == [False]
+    assert solve.waiting() is None
 
 
 def test_a_leaf_that_a_capture_would_forget_is_noticed():

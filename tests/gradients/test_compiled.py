@@ -5,8 +5,11 @@ all, and compiles them on a GPU.
 """
 
 import copy
+import functools
 import pickle
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -153,6 +156,71 @@ def test_more_shapes_than_torch_compiles_for():
             x = torch.randn(batch, 4, 5, 5, dtype=torch.float64)
             assert torch.allclose(block(x), plain(x), atol=1e-13)
     assert any("runs as it is" in str(warning.message) for warning in said)
+
+
+@pytest.mark.parametrize(
+    ("solver", "gradient"),
+    [(nanode.Euler(), nanode.Checkpointed()), (nanode.Coupled(), nanode.Reversal())],
+    ids=repr,
+)
+def test_a_backward_pass_that_torch_compiles_no_more_for(solver, gradient):
+    """Its evaluations are recorded, those of the forward pass are not: each counts."""
+    fast = nanode.ODEBlock(conv_field(), 2, solver, gradient, compile=True)
+    plain = nanode.ODEBlock(conv_field(), 2, solver, gradient)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for a, b in zip(passed(fast)[:-1], passed(plain)[:-1], strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+class Counting(nn.Module):
+    """Its output depends on a buffer that every call moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_trials_move_nothing():
+    fast, plain = (nanode.ODEBlock(conv_field(Counting()), 2, compile=c) for c in (True, False))
+    for _ in range(2):
+        assert torch.allclose(fast(X), plain(X), atol=1e-13)
+        assert fast.field.module[3].calls == plain.field.module[3].calls
+
+
+def test_threads_that_call_a_block_for_the_first_time(monkeypatch):
+    """While one compiles, torch says to all threads that they do."""
+    eager = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", eager)
+    plain = nanode.ODEBlock(conv_field(), 4)
+    with torch.no_grad():
+        expected = plain.eval()(X)
+    for _ in range(4):
+        torch.compiler.reset()
+        blocks = [nanode.ODEBlock(conv_field(), 4, compile=c).eval() for c in (True, False)]
+        barrier = threading.Barrier(6)
+
+        def work(block, barrier=barrier):
+            barrier.wait(timeout=30)
+            with torch.no_grad():
+                return [block(X) for _ in range(4)]
+
+        with ThreadPoolExecutor(6) as pool:
+            futures = [pool.submit(work, block) for block in (*3 * blocks[:1], *3 * blocks[1:])]
+            found = [y for future in futures for y in future.result()]
+        assert all(torch.allclose(y, expected, atol=1e-13) for y in found)
+
+
+def test_compiling_elsewhere_is_not_being_compiled(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # another thread's
+    block = nanode.ODEBlock(conv_field(), 4)
+    block(X)
+    assert block.nfe.forward == 4
+    with pytest.raises(ValueError, match="changed x in place"):
+        nanode.ODEBlock(nanode.Autonomous(nn.ReLU(inplace=True)), 2)(X.clone())
 
 
 def test_in_inference_mode():

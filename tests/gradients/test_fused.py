@@ -309,6 +309,92 @@ def test_what_is_no_bottleneck_runs_as_ever():
     assert not is_bottleneck(nanode.Autonomous(strided))
 
 
+def bottleneck_with(**changes):
+    """A bottleneck of 16 and 8 channels with other layers in some places."""
+    module = nn.Sequential(*bottleneck_field("autonomous").module)
+    for place, part in changes.items():
+        module[int(place[1:])] = part
+    return module
+
+
+def shared(place, other):
+    module = bottleneck_with()
+    module[other] = module[place]
+    return module
+
+
+class Tilted(nanode.Coupled):
+    """Some other method."""
+
+    def step(self, f, h, carry):
+        return super().step(f, 2 * h, carry)
+
+
+def tied():
+    module = bottleneck_with(_5=nn.Conv2d(8, 8, 3, padding=1, bias=False))
+    module[6].weight = module[3].weight
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "width"),
+    [
+        (bottleneck_with(), 24),
+        (bottleneck_with(), 8),
+        (bottleneck_with(_8=nn.Conv2d(8, 24, 1, bias=False)), 16),
+        (bottleneck_with(_8=nn.Conv2d(4, 16, 1, bias=False)), 16),
+        (bottleneck_with(_3=nanode.BatchNorm(4)), 16),
+    ],
+    ids=["wide x", "narrow x", "wide end", "narrow inside", "narrow norm"],
+)
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_layers_that_do_not_fit_are_not_given_to_kernels(module, width, mode, monkeypatch):
+    """Which would read and write beyond their ends without a word."""
+    monkeypatch.setattr(Fused, "solve", refuse)
+    field = nanode.Autonomous(copy.deepcopy(module))
+    block = nanode.ODEBlock(field, 2, gradient=Compiled(nanode.Backprop(), fused=True)).train(mode)
+    x = torch.randn(3, width, 5, 5)
+    with torch.no_grad(), pytest.raises((RuntimeError, ValueError)):
+        block(x)
+
+
+@pytest.mark.parametrize(
+    "module", [shared(0, 0), shared(3, 6), tied()], ids=["nothing", "a layer", "a weight"]
+)
+def test_weights_that_are_one(module):
+    x = torch.randn(3, 16, 5, 5, dtype=torch.float64)
+    fields = [nanode.Autonomous(copy.deepcopy(module).double()) for _ in range(2)]
+    plain = passed(nanode.ODEBlock(fields[0], 3), x)
+    fused = passed(
+        nanode.ODEBlock(fields[1], 3, gradient=Compiled(nanode.Backprop(), True, True)), x
+    )
+    for a, b in zip(fused, plain, strict=True):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+def test_another_method_is_not_taken_for_the_one_that_it_extends():
+    x = torch.randn(3, 16, 5, 5)
+    blocks = [
+        nanode.ODEBlock(bottleneck_field("moving"), 3, Tilted(nanode.Euler()), gradient)
+        for gradient in (nanode.Reversal(), Compiled(nanode.Reversal(), fused=True))
+    ]
+    plain, fused = (block(x) for block in blocks)
+    usual = nanode.ODEBlock(bottleneck_field("moving"), 3, nanode.Coupled(nanode.Euler()))(x)
+    assert torch.allclose(fused, plain, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(plain, usual, rtol=1e-2)
+
+
+def test_the_end_may_be_changed_in_place():
+    x, found = torch.randn(3, 16, 5, 5, dtype=torch.float64), []
+    for gradient in (nanode.Backprop(), Compiled(nanode.Backprop(), fused=True)):
+        field = bottleneck_field("moving").double()
+        block = nanode.ODEBlock(field, 3, gradient=gradient)
+        y = block(x).mul_(2).relu_()
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(block.parameters()))])
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+
+
 def test_weights_changed_between_the_passes_are_noticed():
     field = bottleneck_field("constant norms")
     block = nanode.ODEBlock(field, 3, gradient=Compiled(nanode.Backprop(), fused=True))

@@ -7,7 +7,7 @@ undoing a step, the kernel that rebuilds the state makes the next evaluation's f
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,10 +49,26 @@ def is_bottleneck(field: Field) -> bool:
     norms, activations, convolutions = parts[::3], parts[1::3], parts[2::3]
     return (
         all(type(part) is BatchNorm and part.affine for part in norms)
+        and _unshared(field)
         and len({(part.eps, part.momentum) for part in norms}) == 1
         and all(type(part) is nn.ReLU for part in activations)
         and all(_plain(part, size) for part, size in zip(convolutions, (1, 3, 1), strict=True))
+        and _fits(norms, convolutions)
     )
+
+
+def _unshared(field: Field) -> bool:
+    """Whether every weight goes by its own name, as it doesn't where two are one."""
+    lender: Any = getattr(field, "_lender", None)
+    return {name for *_, name, own in lender.places if name == own}.issuperset(NAMES)
+
+
+def _fits(norms: Sequence[Any], convolutions: Sequence[Any]) -> bool:
+    """Whether each layer takes what the one before gives: kernels ask nobody."""
+    wide, narrow, same = (norm.features for norm in norms)
+    given = [(wide, narrow), (narrow, same), (same, wide)]
+    found = [(part.in_channels, part.out_channels) for part in convolutions]
+    return narrow == same and found == given
 
 
 def _plain(part: nn.Module, size: int) -> bool:

@@ -30,7 +30,7 @@ from nanode.solvers.stepper import State
 def serves(method: Gradient, problem: Problem, x: State) -> bool:
     """Whether the fused kernels can run this solve."""
     plan, stepper = problem.plan, problem.plan.stepper
-    coupled = isinstance(stepper, Coupled) and type(stepper.method) is Euler
+    coupled = type(stepper) is Coupled and type(stepper.method) is Euler
     return (
         (coupled or type(stepper) is Euler)
         and len(x) == 1
@@ -41,6 +41,7 @@ def serves(method: Gradient, problem: Problem, x: State) -> bool:
         and plan.wanted == (plan.grid.steps,)
         and not plan.check_finite
         and is_bottleneck(plan.field)
+        and x[0].shape[1] == norms_in(plan.field)[0].features
         and (
             # Derivatives are those of norms in training.
             _trains(plan)
@@ -75,10 +76,11 @@ class Fused(Gradient):
         run = Run(self.method, problem, moving)
         tensors = [named[name] for name in NAMES]
         if run.keeps:
-            y: Tensor = _Fused.apply(run, x[0], *tensors)
+            end: Tensor = _Fused.apply(run, x[0], *tensors)
         else:
-            y = _forward(run, Bottlenecks(tensors, moving, run.dtype(x[0]), x[0]), x[0])[0]
-        return [(y,)]
+            end = _forward(run, Bottlenecks(tensors, moving, run.dtype(x[0]), x[0]), x[0])[0]
+        # Here, since torch lets nobody change a view that was made inside of a function.
+        return [(images_of(end, (x[0].shape[0], *x[0].shape[2:])),)]
 
 
 class _Fused(torch.autograd.Function):
@@ -99,7 +101,7 @@ class _Fused(torch.autograd.Function):
         fields: Bottlenecks = ctx.fields
         fields.prepare_grads(len(ctx.norms), grad.device)
         kept = ctx.saved_tensors[: ctx.count]
-        g = rows_of(grad.contiguous(memory_format=torch.channels_last))
+        g = grad.contiguous()
         with torch.autocast(grad.device.type, enabled=False):
             if isinstance(run.method, Reversal):
                 in_x = pull_undone(run, fields, kept, ctx.norms, g)
@@ -119,4 +121,4 @@ def _forward(run: Run, fields: Bottlenecks, x: Tensor) -> tuple[Tensor, list[Ten
         end, kept, norms = forward(run, fields, rows)
         if not fields.fixed:
             run.record(norms, pixels=rows.shape[0])
-    return images_of(end, fields.size), kept, norms
+    return end, kept, norms

@@ -1,0 +1,19 @@
+"""Being traced by torch's compiler, and what it raises."""
+
+import torch
+
+
+def traced() -> bool:
+    """Whether this very code is being traced, and not run.
+
+    Not ``torch.compiler.is_compiling()``, which is true in every thread while one of them compiles.
+    """
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+
+
+def untraceable() -> tuple[type[Exception], ...]:
+    """What is raised for a field that no one graph holds, or for too many shapes of it.
+
+    Not a constant: torch's compiler takes a while to import.
+    """
+    return torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
