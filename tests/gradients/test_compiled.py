@@ -163,6 +163,7 @@ def test_more_shapes_than_torch_compiles_for():
     [(nanode.Euler(), nanode.Checkpointed()), (nanode.Coupled(), nanode.Reversal())],
     ids=repr,
 )
+@pytest.mark.filterwarnings("ignore:compile=True")
 def test_a_backward_pass_that_torch_compiles_no_more_for(solver, gradient):
     """Its evaluations are recorded, those of the forward pass are not: each counts."""
     fast = nanode.ODEBlock(conv_field(), 2, solver, gradient, compile=True)
