@@ -254,7 +254,8 @@ def _recover(stream: torch.cuda.Stream) -> None:
     """
     torch.cuda.set_stream(stream)
     torch.cuda.synchronize()
-    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    _, own = _streams(torch.cuda.current_device())
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own):
         torch.zeros((), device=stream.device)
 
 

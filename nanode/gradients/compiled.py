@@ -333,11 +333,11 @@ def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False)
     held = locks(field)
 
-    def in_turn(*inputs: Any) -> Any:
+    def alone(*inputs: Any) -> Any:
         """A call may be traced, which must not see weights that another thread has lent."""
         with ExitStack() as turns:
             for lock in held:
                 turns.enter_context(lock)
             return compiled(*inputs)
 
-    return in_turn
+    return alone

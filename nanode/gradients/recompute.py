@@ -197,14 +197,12 @@ class Job:
             as_cast(self.autocast, self.device),
             torch.enable_grad(),
         ):
-            try:
-                return self.problem.evaluate(stages, i, weights, x, conditioning)
-            except untraceable():
-                if self.problem.evaluator is None:
-                    raise
-                # A backward pass can meet a compiler's limit where the forward pass didn't.
-                self.problem.evaluator = None
-                return self.problem.evaluate(stages, i, weights, x, conditioning)
+            if self.problem.evaluator is not None:
+                try:
+                    return self.problem.evaluate(stages, i, weights, x, conditioning)
+                except untraceable():  # the compiler's limit, which the forward pass didn't meet
+                    self.problem.evaluator = None
+            return self.problem.evaluate(stages, i, weights, x, conditioning)
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
