@@ -24,6 +24,8 @@ PENALTIES = ("coefficients", "function", "smoothness")
 PRECISIONS = ("32-true", "bf16-mixed")
 #: What may differ between the two halves of an interrupted run: it changes no result but rounding.
 NEUTRAL = ("data_root", "device", "log_every", "checkpoint_every", "tensorboard", "progress")
+#: Gradient methods that compute one and the same by other means; without a name it is the first.
+ALIKE = (None, "backprop", "checkpointed")
 
 
 class Settings(Protocol):
@@ -252,6 +254,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = ""
         if not path and key in NEUTRAL:
             continue
         a, b = one.get(key), other.get(key)
+        if f"{path}{key}" == "options.gradient" and a in ALIKE and b in ALIKE:
+            continue
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found += differences(a, b, f"{path}{key}.")
         elif a != b:

@@ -80,6 +80,20 @@ def test_where_a_run_runs_makes_no_difference(config):
     assert differences(config.as_dict(), other.as_dict()) == []
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "equal"),
+    [
+        ({}, {"gradient": "backprop"}, True),
+        ({"gradient": "checkpointed"}, {}, True),
+        ({"gradient": "checkpointed"}, {"gradient": "backsolve"}, False),
+        ({"gradient": "reversal"}, {}, False),
+    ],
+)
+def test_exact_gradients_make_no_difference(config, there, here, equal):
+    one, other = (replace(config, options=config.options | o).as_dict() for o in (there, here))
+    assert (differences(one, other) == []) == equal
+
+
 def test_plain_values_stay_equal():
     config = TrainConfig(data="digits", model="auto", options={"sizes": (1, 2)})
     assert differences(config.as_dict(), config.as_dict()) == []
