@@ -6,9 +6,12 @@ import torch
 def traced() -> bool:
     """Whether this very code is being traced, and not run.
 
-    Not ``torch.compiler.is_compiling()``, which is true in every thread while one of them compiles.
+    Not ``torch.compiler.is_compiling()``, which is true in every thread while one of them compiles;
+    so is ``is_exporting()``, but only the thread that exports has a context for it.
     """
-    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_exporting() and torch._guards.TracingContext.try_get() is not None
 
 
 def untraceable() -> tuple[type[Exception], ...]:

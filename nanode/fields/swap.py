@@ -6,8 +6,9 @@ reference to their weights (recurrent layers), and two threads that share the mo
 other. A ``Lender`` does, each call waiting for its turn.
 """
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -50,29 +51,39 @@ class StageAware(nn.Module):
     stage: Stage | None = None
 
 
-class _Turn:
-    """A lock that copies and pickles as a new one."""
+class Turn:
+    """A lock that copies and pickles as a new one; turns are numbered as they are made."""
+
+    _numbers = itertools.count()
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.number, self.lock = next(self._numbers), threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Turn, ()
+        return Turn, ()
 
 
 @contextmanager
-def in_turn(field: nn.Module) -> Iterator[None]:
-    """While nobody else evaluates the field, whose module then has its own weights."""
-    with ExitStack() as turns:
-        for lock in locks(field):
-            turns.enter_context(lock)
+def taken(turns: Sequence[Turn]) -> Iterator[None]:
+    """While nobody else has one of these."""
+    with ExitStack() as held:
+        for turn in turns:
+            held.enter_context(turn.lock)
         yield
 
 
-def locks(field: nn.Module) -> list[threading.RLock]:
-    """Of all that lend weights in a field, from outside in, as an evaluation takes them."""
+def turns_of(field: nn.Module) -> list[Turn]:
+    """Those of all that lend weights in a field."""
     lenders = (getattr(part, "_lender", None) for part in field.modules())
-    return [lender.turn.lock for lender in lenders if isinstance(lender, Lender)]
+    return in_order(t for lender in lenders if isinstance(lender, Lender) for t in lender.turns)
+
+
+def in_order(turns: Iterable[Turn]) -> list[Turn]:
+    """Each once, in the one order that all threads take them: the last first.
+
+    A field is made after those inside of it, and evaluated before.
+    """
+    return sorted(set(turns), key=lambda turn: -turn.number)
 
 
 def refuse_lent(module: nn.Module) -> None:
@@ -96,7 +107,6 @@ class Lender:
     """
 
     def __init__(self, module: nn.Module, moving: Sequence[str]) -> None:
-        self.turn = _Turn()
         self.moving = frozenset(moving)
         #: Where weights live; the first name of each, and its own.
         self.places: list[tuple[nn.Module, str, str, str]] = []
@@ -111,6 +121,9 @@ class Lender:
                 owner._parameters[leaf] = None
                 owner._lent = True  # type: ignore[assignment]
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
+        # Whoever lends to the same module waits for the same turn.
+        new, owners = Turn(), [*(owner for owner, *_ in self.places), *self.aware]
+        self.turns = in_order({owner.__dict__.setdefault("_turn", new) for owner in owners})
 
     def constant(self) -> dict[str, Tensor]:
         """The weights that stay in the module; never those lent to another thread's call."""
@@ -131,7 +144,9 @@ class Lender:
 
     def _taken(self) -> AbstractContextManager[Any]:
         # Tracing can't take locks; whoever has a field compiled holds them meanwhile.
-        return nullcontext() if traced() else self.turn.lock
+        if traced():
+            return nullcontext()
+        return self.turns[0].lock if len(self.turns) == 1 else taken(self.turns)
 
     def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         lent = [

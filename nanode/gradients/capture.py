@@ -1,10 +1,11 @@
 """CUDA graphs of a whole solve, forward and backward: one launch each, no Python in between."""
 
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,23 @@ from nanode.gradients.problem import (
 )
 from nanode.gradients.snapshot import buffers, keep
 from nanode.solvers.stepper import State
+
+#: One capture at a time: some settings are the whole process's.
+_CAPTURES = threading.RLock()
+_HERE = threading.local()
+
+
+def capturing() -> bool:
+    """Whether this thread is trying or making a capture; what is inside is part of it."""
+    return getattr(_HERE, "capturing", False)
+
+
+def hooks_on_saved_tensors() -> bool:
+    """Whether someone else keeps what autograd saves, as ``torch.utils.checkpoint`` does.
+
+    A capture saves nothing that they could keep, and what they keep they may make anew by a call.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 class Captured:
@@ -63,6 +81,14 @@ class Captured:
 
     def _try(self, problem: Problem, x: State) -> None:
         """Capture, or say why not."""
+        with _CAPTURES:
+            _HERE.capturing = True
+            try:
+                self._capture(problem, x)
+            finally:
+                _HERE.capturing = False
+
+    def _capture(self, problem: Problem, x: State) -> None:
         stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
         before = sys.exc_info()[1]
         try:
@@ -74,7 +100,7 @@ class Captured:
             reason = self.refusal.splitlines()[0]
             warnings.warn(
                 f"compile=True: the solve can't be captured and runs as it is ({reason})",
-                stacklevel=9,
+                stacklevel=10,
             )
         finally:
             torch.cuda.synchronize()  # a capture that failed leaves work behind
@@ -128,8 +154,12 @@ class Graphs:
             ]
 
         def pull(outputs: list[Tensor], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-            # Captured inside the caller's autocast, where a backward pass has no business.
-            with torch.autocast("cuda", enabled=False):
+            # Captured inside the caller's autocast, where a backward pass has no business. In this
+            # thread, which alone is known to be capturing.
+            with (
+                torch.autocast("cuda", enabled=False),
+                torch.autograd.set_multithreading_enabled(False),
+            ):
                 return torch.autograd.grad(outputs, leaves, self.grads_out, allow_unused=True)
 
         with _thorough():
@@ -141,6 +171,8 @@ class Graphs:
         if now != self.stream:
             now.wait_stream(self.stream)
             self.stream = now
+            for tensor in (*self.x, *self.conditioning, *self.grads_out):
+                tensor.record_stream(now)
 
     def versions(self) -> list[int]:
         """How often what the graphs read has been changed."""
@@ -155,12 +187,11 @@ class Graphs:
         side, own = _streams(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for waiting in (nullcontext(), _refused()):
-                with waiting:
-                    outputs, leaves = solve()
-                    _refuse_others(outputs, leaves)
-                    self.grads_out = [torch.randn_like(part) for part in outputs]
-                    pull(outputs, leaves)
+            for _ in range(2):
+                outputs, leaves = solve()
+                _refuse_others(outputs, leaves)
+                self.grads_out = [torch.randn_like(part) for part in outputs]
+                pull(outputs, leaves)
             del outputs, leaves
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
@@ -204,38 +235,24 @@ def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
-    """Whatever waits for the GPU raises: better here than inside a capture, which it would ruin."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
 def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Capture into a pool; if that fails the pool's memory is given back.
 
     torch before 2.14 keeps it, and empties no cache any more, believing that the capture goes on
     (its pull requests 180395 and 190348).
     """
-    # Other threads may go on meanwhile.
+    # Other threads may use the GPU meanwhile, but for drawing random numbers on it.
     recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-    recording.__enter__()
     try:
-        yield
-    finally:
-        try:
-            recording.__exit__(None, None, None)
-        except RuntimeError:
-            if torch.__version__ < "2.14":
-                device = torch.cuda.current_device()
-                for give_back in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-                    with suppress(RuntimeError):  # the first may have been done
-                        give_back(device, pool)
-            raise
+        with recording:
+            yield
+    except RuntimeError:
+        if torch.__version__ < "2.14":
+            device = torch.cuda.current_device()
+            for give_back in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+                with suppress(RuntimeError):  # the first may have been done
+                    give_back(device, pool)
+        raise
 
 
 def _first(why: BaseException, before: BaseException | None) -> BaseException:

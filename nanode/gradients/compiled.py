@@ -16,7 +16,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -28,11 +28,11 @@ from torch.utils._pytree import TreeSpec
 
 from nanode.bases import Basis
 from nanode.fields.field import Field
-from nanode.fields.swap import locks
+from nanode.fields.swap import taken, turns_of
 from nanode.fields.walk import hooks, traits
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import Backsolve
-from nanode.gradients.capture import Captured
+from nanode.gradients.capture import Captured, capturing, hooks_on_saved_tensors
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.layout import preparation
@@ -58,6 +58,8 @@ _NOWHERE = Fraction(0)
 #: Numbers in a CPU's state from which compiling can pay. Below, calling compiled code costs more
 #: than it saves: 2.5 times as long as plain steps for a network 64 wide and a batch of 32.
 WORTH_COMPILING = 1 << 14
+#: Devices whose solves are captured.
+CAPTURED = ("cuda",)
 #: Captured solves of one block, each of which holds its memory: other shapes than these many are
 #: captured again.
 MOST_KEPT = 8
@@ -99,7 +101,7 @@ class Compiled(Gradient):
             return self._solve(problem, x)
         # While a thread captures, the field's parameters are aliases, which no other should see;
         # kernels run, and graphs are captured, on the device that is current.
-        with self._turn, torch.cuda.device(x[0].device):
+        with nullcontext() if capturing() else self._turn, torch.cuda.device(x[0].device):
             return self._solve(problem, x)
 
     def _solve(self, problem: Problem, x: State) -> list[State]:
@@ -170,7 +172,9 @@ class Compiled(Gradient):
 
     def _captures(self, problem: Problem, x: State) -> bool:
         wanted = self.capture and self._unused < MOST_UNUSED and not problem.interpolates
-        if not (wanted and x[0].is_cuda and torch.is_grad_enabled()):
+        if not (wanted and x[0].device.type in CAPTURED and torch.is_grad_enabled()):
+            return False
+        if capturing() or hooks_on_saved_tensors():
             return False
         given = chain(x, problem.conditioning.tensors, problem.plan.field.parameters())
         return any(tensor.requires_grad for tensor in given)
@@ -235,6 +239,11 @@ class Compiled(Gradient):
             for t in (*part._parameters.values(), *part._buffers.values())
             if t is not None
         ]
+        attributes = [
+            t for part in problem.modules for t in part.__dict__.values() if isinstance(t, Tensor)
+        ]
+        if any(t.device != x[0].device for t in (*inputs, *held, *attributes)):
+            return None  # a number on the host, which a graph would have by heart
         key = (
             id(problem.plan),
             problem.structure,
@@ -242,13 +251,10 @@ class Compiled(Gradient):
             problem.conditioning.others,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             # Gradients go to these very objects; where they lie a graph has by heart.
-            tuple((id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in held),
-            # So it has tensors that are plain attributes, which may be others in every call.
+            # Tensors that are plain attributes may be others in every call.
             tuple(
-                (id(t), t.data_ptr(), t.shape, t.dtype)
-                for part in problem.modules
-                for t in part.__dict__.values()
-                if isinstance(t, Tensor)
+                (id(t), t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad)
+                for t in (*held, *attributes)
             ),
             traits(problem.modules),
             # Their values at the stages are made on the host, once: a graph can't read them anew.
@@ -331,13 +337,11 @@ def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
     code = evaluate.__code__.replace(co_name=f"evaluate_{id(field)}")
     own = types.FunctionType(code, globals(), "evaluate", None, evaluate.__closure__)
     compiled: Callable[..., Any] = torch.compile(own, fullgraph=True, dynamic=False)
-    held = locks(field)
+    turns = turns_of(field)
 
     def alone(*inputs: Any) -> Any:
         """A call may be traced, which must not see weights that another thread has lent."""
-        with ExitStack() as turns:
-            for lock in held:
-                turns.enter_context(lock)
+        with taken(turns):
             return compiled(*inputs)
 
     return alone

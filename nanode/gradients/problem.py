@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields.field import Field, Weights
-from nanode.fields.swap import in_turn
+from nanode.fields.swap import taken, turns_of
 from nanode.gradients.precision import autocast_of
 from nanode.solvers.grid import Grid
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
@@ -134,7 +134,7 @@ class Problem:
 
 def own_parameters(field: Field) -> Named:
     """The field's parameters by name; never weights lent to an evaluation in another thread."""
-    with in_turn(field):
+    with taken(turns_of(field)):
         return dict(field.named_parameters())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.fields.swap import turns_of
 from nanode.stages import Stage
 from tests.fields.modules import sample
 from tests.trajectories.samples import stirred
@@ -49,6 +50,35 @@ def checked(field, t, x, expected):
         assert torch.equal(field(t, x), expected)
 
     return job
+
+
+def test_two_fields_of_one_module():
+    """Constant weights stay in a module that others may use, too."""
+    module = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    own, x = list(module.parameters()), torch.randn(2, 16)
+    checkpointed = nanode.Checkpointed()
+    blocks = [
+        nanode.ODEBlock(nanode.Autonomous(Slow(module)), 4, gradient=checkpointed) for _ in "ab"
+    ]
+    together([lambda block=block: block(x).sum().backward() for block in blocks])
+    assert all(a is b for a, b in zip(module.parameters(), own, strict=True))
+
+
+class Both(nn.Module):
+    def __init__(self, one, other):
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, x):
+        return self.one(0.5, x) + self.other(0.5, x)
+
+
+def test_all_threads_take_turns_in_one_order():
+    """Else two of them could wait for each other."""
+    fields = [nanode.TimeVarying(nn.Linear(4, 4), nanode.Trigonometric(1)) for _ in "ab"]
+    one, other = (nanode.Autonomous(Both(*order)) for order in (fields, fields[::-1]))
+    assert len(turns_of(one)) > 1
+    assert turns_of(one) == turns_of(other)
 
 
 @pytest.mark.parametrize("kind", ["linear", "nested", "lstm", "attention", "weight_norm"])

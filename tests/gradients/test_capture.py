@@ -54,6 +54,8 @@ CHANGES = {
     "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
     "moved weights": lambda block: block.double().float(),
     "a tensor in an attribute": lambda block: setattr(block.field.module[1], "by", X + 1),
+    "one that requires grad": lambda block: block.field.module[2].by.requires_grad_(),
+    "its layout": lambda block: block.field.module[2].by.t_(),
     "other frequencies": lambda block: block.load_state_dict(
         nanode.ODEBlock(random_field(seed=1), 3).state_dict()
     ),
@@ -62,6 +64,7 @@ CHANGES = {
 
 def random_field(seed):
     module = nn.Sequential(nanode.BatchNorm(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    module[2].by = torch.ones(2, 2)  # a plain attribute
     return nanode.TimeVarying(module, nanode.RandomFourier(features=4, seed=seed))
 
 
@@ -138,7 +141,7 @@ def test_conditioning_that_has_no_hash_is_not_captured(monkeypatch):
 
 def would_capture(block, requires_grad=True):
     """Whether a solve on a GPU would be captured."""
-    x = type("X", (), {"is_cuda": True, "requires_grad": requires_grad})()
+    x = types.SimpleNamespace(device=torch.device("cuda"), requires_grad=requires_grad)
     problem = types.SimpleNamespace(
         conditioning=types.SimpleNamespace(tensors=[]), plan=block._plan, interpolates=False
     )
@@ -172,6 +175,37 @@ def test_what_is_frozen_between_the_passes_takes_nobody_elses_gradient():
     assert len(fast) == 3
     for name, grad in plain.items():
         assert torch.allclose(fast[name], grad, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("make_believe_graphs")
+@pytest.mark.parametrize("first", [True, False], ids=["from the start", "after a capture"])
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+def test_inside_of_a_checkpoint(gradient, first):
+    """Which keeps by their places the tensors that autograd saves, and a replay saves none."""
+    torch.manual_seed(1)
+    x, around = torch.randn(4, 4, requires_grad=True), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    found = []
+    for compile in (False, True):
+        torch.manual_seed(2)
+        module = nn.Linear(4, 4)
+        block = nanode.ODEBlock(nanode.Autonomous(module), 3, gradient=gradient, compile=compile)
+        if not first:
+            block(x).sum().backward()
+        model = nn.Sequential(around, block, around)
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        found.append(torch.autograd.grad(y.square().sum(), [x, *model.parameters()]))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_on_another_device_are_not_captured(monkeypatch):
+    """A graph on a GPU would have a number on the host by heart."""
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(lambda t, x, by: x, 1, compile=True)
+    block(X, torch.zeros((), device="meta"))
+    assert not made
+    block(X, torch.zeros(()))
+    assert len(made) == 1
 
 
 @pytest.mark.usefixtures("make_believe_graphs")

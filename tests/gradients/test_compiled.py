@@ -215,8 +215,9 @@ def test_threads_that_call_a_block_for_the_first_time(monkeypatch):
         assert all(torch.allclose(y, expected, atol=1e-13) for y in found)
 
 
-def test_compiling_elsewhere_is_not_being_compiled(monkeypatch):
-    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # another thread's
+@pytest.mark.parametrize("flag", ["_is_compiling_flag", "_is_exporting_flag"])
+def test_compiling_elsewhere_is_not_being_compiled(flag, monkeypatch):
+    monkeypatch.setattr(torch.compiler, flag, True)  # another thread's
     block = nanode.ODEBlock(conv_field(), 4)
     block(X)
     assert block.nfe.forward == 4
