@@ -350,6 +350,33 @@ def test_what_is_frozen_between_the_passes_takes_nobody_elses_gradient():
     close(found[1], found[0], 1e-11)
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["from the start", "after a capture"])
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+def test_inside_of_a_checkpoint(gradient, before):
+    x, found = torch.randn(8, 8, dtype=torch.float64, device="cuda", requires_grad=True), []
+    for compile in (False, True):
+        block = nanode.ODEBlock(linear_field(), 3, gradient=gradient, compile=compile)
+        if before:
+            gradients(block, x.detach())
+        around = nn.Linear(8, 8, dtype=torch.float64, device="cuda")
+        nn.init.eye_(around.weight)
+        nn.init.zeros_(around.bias)
+        model = nn.Sequential(around, block, around)
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        found.append(torch.autograd.grad(y.square().sum(), [x, *model.parameters()]))
+    close(found[1], found[0], 1e-11)
+
+
+@pytest.mark.parametrize("by", [0.5, 0.9])
+def test_a_number_on_the_cpu_is_read_anew(by):
+    block = nanode.ODEBlock(lambda t, x, by: torch.tanh(by * x), 3, compile=True)
+    plain = nanode.ODEBlock(lambda t, x, by: torch.tanh(by * x), 3)
+    x = torch.randn(8, 8, dtype=torch.float64, device="cuda", requires_grad=True)
+    for value in (0.1, by):
+        y, expected = (b(x, torch.tensor(value)) for b in (block, plain))
+        close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x), 1e-11)
+
+
 def test_streams_in_turn():
     """A replay waits for what was done with the same memory on another stream."""
     field = conv_field(norm=nn.Identity).cuda()
