@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
@@ -65,6 +66,8 @@ CAPTURED = ("cuda",)
 MOST_KEPT = 8
 #: So many captures in a row that are never used again are the last.
 MOST_UNUSED = 16
+#: What most attributes of modules are: asking each whether it is a tensor takes long.
+_NO_TENSORS = {bool, int, float, str, type(None), tuple, list, dict, OrderedDict, set}
 #: By which a captured solve is found.
 Key = tuple[Any, ...]
 
@@ -109,6 +112,8 @@ class Compiled(Gradient):
         captured = None if key is None else self._found(key)
         if captured is not None:  # all that is asked below was asked then
             return captured(problem, x)
+        if key is not None and _reads_elsewhere(problem, x):
+            key = None
         if self._fuses(x) and serves(self.method, problem, x):
             fast = Fused(self.method)
             if key is None:
@@ -239,11 +244,6 @@ class Compiled(Gradient):
             for t in (*part._parameters.values(), *part._buffers.values())
             if t is not None
         ]
-        attributes = [
-            t for part in problem.modules for t in part.__dict__.values() if isinstance(t, Tensor)
-        ]
-        if any(t.device != x[0].device for t in (*inputs, *held, *attributes)):
-            return None  # a number on the host, which a graph would have by heart
         key = (
             id(problem.plan),
             problem.structure,
@@ -251,10 +251,11 @@ class Compiled(Gradient):
             problem.conditioning.others,
             tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs),
             # Gradients go to these very objects; where they lie a graph has by heart.
+            tuple((id(t), t.data_ptr(), t.dtype, t.requires_grad) for t in held),
             # Tensors that are plain attributes may be others in every call.
             tuple(
                 (id(t), t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad)
-                for t in (*held, *attributes)
+                for t in _attributes(problem.modules)
             ),
             traits(problem.modules),
             # Their values at the stages are made on the host, once: a graph can't read them anew.
@@ -279,6 +280,20 @@ class Compiled(Gradient):
     def __reduce__(self) -> tuple[Any, ...]:
         # Compiled functions and graphs belong to one field on one device: copies start anew.
         return Compiled, (self.method, self.capture, self.fused)
+
+
+def _attributes(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """Tensors that are plain attributes, and neither parameters nor buffers."""
+    rest = [v for part in modules for v in part.__dict__.values() if type(v) not in _NO_TENSORS]
+    return [value for value in rest if isinstance(value, Tensor)]
+
+
+def _reads_elsewhere(problem: Problem, x: State) -> bool:
+    """Whether a number on the host is read, which a graph would have by heart."""
+    parts = problem.modules
+    held = (t for part in parts for t in (*part._parameters.values(), *part._buffers.values()))
+    read = [*problem.conditioning.tensors, *(t for t in held if t is not None)]
+    return any(t.device != x[0].device for t in (*read, *_attributes(parts)))
 
 
 class Evaluator:
