@@ -6,7 +6,6 @@ reference to their weights (recurrent layers), and two threads that share the mo
 other. A ``Lender`` does, each call waiting for its turn.
 """
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -52,15 +51,13 @@ class StageAware(nn.Module):
 
 
 class Turn:
-    """A lock that copies and pickles as a new one; turns are numbered as they are made."""
+    """A lock that copies and pickles as a new one, of a rank above those of the fields inside."""
 
-    _numbers = itertools.count()
-
-    def __init__(self) -> None:
-        self.number, self.lock = next(self._numbers), threading.RLock()
+    def __init__(self, rank: int) -> None:
+        self.rank, self.lock = rank, threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Turn, ()
+        return Turn, (self.rank,)
 
 
 @contextmanager
@@ -79,11 +76,8 @@ def turns_of(field: nn.Module) -> list[Turn]:
 
 
 def in_order(turns: Iterable[Turn]) -> list[Turn]:
-    """Each once, in the one order that all threads take them: the last first.
-
-    A field is made after those inside of it, and evaluated before.
-    """
-    return sorted(set(turns), key=lambda turn: -turn.number)
+    """Each once, in the one order that all threads take them: from outside in, as evaluations."""
+    return sorted(set(turns), key=lambda turn: (-turn.rank, id(turn)))
 
 
 def refuse_lent(module: nn.Module) -> None:
@@ -122,7 +116,8 @@ class Lender:
                 owner._lent = True  # type: ignore[assignment]
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
         # Whoever lends to the same module waits for the same turn.
-        new, owners = Turn(), [*(owner for owner, *_ in self.places), *self.aware]
+        new = Turn(1 + max((turn.rank for turn in turns_of(module)), default=0))
+        owners = [*(owner for owner, *_ in self.places), *self.aware]
         self.turns = in_order({owner.__dict__.setdefault("_turn", new) for owner in owners})
 
     def constant(self) -> dict[str, Tensor]:

@@ -79,6 +79,10 @@ def test_all_threads_take_turns_in_one_order():
     one, other = (nanode.Autonomous(Both(*order)) for order in (fields, fields[::-1]))
     assert len(turns_of(one)) > 1
     assert turns_of(one) == turns_of(other)
+    for field in (one, copy.deepcopy(one)):
+        outer, inner = (part._lender.turns for part in (field, field.module.one))
+        turns = turns_of(field)
+        assert turns.index(outer[0]) < turns.index(inner[0])
 
 
 @pytest.mark.parametrize("kind", ["linear", "nested", "lstm", "attention", "weight_norm"])
