@@ -36,6 +36,16 @@ def capturing() -> bool:
     return getattr(_HERE, "capturing", False)
 
 
+@contextmanager
+def _capturing() -> Iterator[None]:
+    with _CAPTURES:
+        _HERE.capturing = True
+        try:
+            yield
+        finally:
+            _HERE.capturing = False
+
+
 def hooks_on_saved_tensors() -> bool:
     """Whether someone else keeps what autograd saves, as ``torch.utils.checkpoint`` does.
 
@@ -68,7 +78,8 @@ class Captured:
         """The states at the wanted grid points."""
         problem.evaluator, problem.prepare = self.evaluator(), self.prepare
         if self.graphs is None and self.refusal is None:
-            self._try(problem, x)
+            with _capturing():
+                self._capture(problem, x)
         if self.graphs is None or self.waiting() is not None:
             return self.method.solve(problem, x)
         token = Token()
@@ -79,16 +90,8 @@ class Captured:
         n = len(x)
         return [tuple(flat[i : i + n]) for i in range(0, len(flat), n)]
 
-    def _try(self, problem: Problem, x: State) -> None:
-        """Capture, or say why not."""
-        with _CAPTURES:
-            _HERE.capturing = True
-            try:
-                self._capture(problem, x)
-            finally:
-                _HERE.capturing = False
-
     def _capture(self, problem: Problem, x: State) -> None:
+        """Capture, or say why not."""
         stream, put_back = torch.cuda.current_stream(), keep(problem.plan.field)
         before = sys.exc_info()[1]
         try:
@@ -100,7 +103,7 @@ class Captured:
             reason = self.refusal.splitlines()[0]
             warnings.warn(
                 f"compile=True: the solve can't be captured and runs as it is ({reason})",
-                stacklevel=10,
+                stacklevel=9,
             )
         finally:
             torch.cuda.synchronize()  # a capture that failed leaves work behind
