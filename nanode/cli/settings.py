@@ -7,14 +7,13 @@ option alone.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
 from typing import Any
 
 import yaml
 from cyclopts import App, Argument, ArgumentCollection, Token
 from cyclopts.utils import UNSET
 
-from nanode.training.documents import from_mapping, read_document, shipped
+from nanode.training.documents import from_mapping, missing_keys, read_document, shipped
 
 Config = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 
@@ -33,13 +32,11 @@ def settings_over_a_base(kind: type[Any], package: str, offline: str) -> Config:
             for keys, value in _given(option):
                 _put(values, keys, value)
             option.tokens.clear()
-        for part in fields(kind):
-            if part.name not in values and part.default is part.default_factory is MISSING:
-                raise ValueError(
-                    f"--{part.name} is needed, or a --recipe to start from, which has one: "
-                    f"{offline} takes seconds, on data that come with the package; "
-                    "`nanode recipes` lists all"
-                )
+        if missing := missing_keys(kind, values):
+            raise ValueError(
+                f"--{missing[0]} is needed, or a --recipe to start from, which has one: {offline} "
+                "takes seconds, on data that come with the package; `nanode recipes` lists all"
+            )
         settings.append(Token(implicit_value=from_mapping(kind, values, "the command line")))
 
     return settle

@@ -87,16 +87,10 @@ def from_mapping(kind: type[T], document: Any, where: str, path: str = "") -> T:
         here = path.rstrip(".") or "the document"
         raise ValueError(f"{where}: {here} must map keys to values, got {document!r}")
     hints = get_type_hints(kind)
-    parts = fields(kind)  # type: ignore[arg-type]
     for key in document:
         if key not in hints:
             raise ValueError(f"{where}: unknown key {path + str(key)!r}{_meant(key, kind, path)}")
-    missing = [
-        part.name
-        for part in parts
-        if part.name not in document and part.default is MISSING and part.default_factory is MISSING
-    ]
-    if missing:
+    if missing := missing_keys(kind, document):
         raise ValueError(f"{where}: the key {path + missing[0]!r} is missing")
     values = {
         key: _typed(value, hints[key], where, f"{path}{key}") for key, value in document.items()
@@ -105,6 +99,12 @@ def from_mapping(kind: type[T], document: Any, where: str, path: str = "") -> T:
         return kind(**values)
     except ValueError as why:
         raise ValueError(f"{where}: {why}") from why
+
+
+def missing_keys(kind: type[Any], document: Mapping[str, Any]) -> list[str]:
+    """The keys without a default that a document lacks."""
+    needed = (f for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+    return [field.name for field in needed if field.name not in document]
 
 
 def _typed(value: Any, hint: Any, where: str, key: str) -> Any:
