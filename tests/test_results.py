@@ -12,6 +12,7 @@ PAGES = {
     "figure-orthogonal": Options(budget="full"),
     "figure-video": Options(seeds=2),
     "memory": Options(),
+    "staged": Options(),
     "table1": Options(),
     "table2": Options(seeds=2),
 }

@@ -97,8 +97,8 @@ class Captured:
         try:
             self.graphs = Graphs(self.method, problem, self.evaluator, x)
         except RuntimeError as why:
-            first = _first(why, before)
-            self.refusal = str(first).strip() or repr(first)
+            # Nothing here may go on naming the error, whose traceback holds what was captured.
+            self.refusal = _words(_first(why, before))
             _recover(stream)
             reason = self.refusal.splitlines()[0]
             warnings.warn(
@@ -250,12 +250,24 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
         with recording:
             yield
     except RuntimeError:
-        if torch.__version__ < "2.14":
+        if torch.__version__ < "2.14" and not _ended(graph):
             device = torch.cuda.current_device()
             for give_back in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
                 with suppress(RuntimeError):  # the first may have been done
                     give_back(device, pool)
         raise
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether its capture came to an end, so that it gives its pool back itself when it dies.
+
+    As after an error that no CUDA call has to do with: the graph then holds what came before.
+    """
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _first(why: BaseException, before: BaseException | None) -> BaseException:
@@ -265,6 +277,10 @@ def _first(why: BaseException, before: BaseException | None) -> BaseException:
     """
     cause = why.__context__
     return why if cause is None or cause is before else _first(cause, before)
+
+
+def _words(error: BaseException) -> str:
+    return str(error).strip() or repr(error)
 
 
 def _recover(stream: torch.cuda.Stream) -> None:

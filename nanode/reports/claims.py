@@ -15,7 +15,7 @@ class Claim:
     text: str
     better: tuple[str, ...]
     worse: tuple[str, ...]
-    #: Whether the claim is only that ``worse`` isn't ahead.
+    #: Whether the claim is only that ``worse`` isn't ahead, by more than the spread.
     ties: bool = False
 
 
@@ -56,7 +56,7 @@ def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
     low = min((known[name] for name in claim.better), key=lambda value: value.mean)
     high = max((known[name] for name in claim.worse), key=lambda value: value.mean)
     margin = low.mean - high.mean
-    held = margin >= 0 if claim.ties else margin > 0
     deviation = ((low.deviation or 0.0) ** 2 + (high.deviation or 0.0) ** 2) ** 0.5
+    held = margin >= -deviation if claim.ties else margin > 0
     single = min(low.count, high.count) == 1
     return Verdict(margin, held, abs(margin) <= deviation, single)

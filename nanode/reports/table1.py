@@ -90,7 +90,8 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
         "the order was reversed). “Within the spread”: no larger than √(s₁² + s₂²) of the two "
-        "standard deviations; “one seed”: the spread of one side isn't known."
+        "standard deviations; “one seed”: the spread of one side isn't known. That something "
+        "brings nothing is held unless its lead is beyond the spread."
     ]
     for data in sets:
         shown = [column for column in columns if column.begun(data)]

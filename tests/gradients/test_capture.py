@@ -1,11 +1,14 @@
 """When a solve is captured, when anew and when not: CUDA graphs themselves are a GPU's."""
 
+import contextlib
+import functools
 import gc
 import types
 
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import nanode
 from nanode.gradients import capture, compiled
@@ -250,3 +253,31 @@ def test_what_failed_first_is_named():
     with pytest.raises(RuntimeError, match="the end") as caught:
         failing()
     assert str(capture._first(caught.value, before)) == "the cause"
+
+
+class Graph:
+    """As torch's, which knows its pool once its capture has come to an end."""
+
+    def __init__(self, ended):
+        self.ended = ended
+
+    def pool(self):
+        if not self.ended:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_pool_is_given_back_by_a_graph_or_for_it(ended, monkeypatch):
+    """Not by both: torch would end the process."""
+    given_back = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        note = functools.partial(lambda name, *_: given_back.append(name), name)
+        monkeypatch.setattr(torch._C, name, note, raising=False)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    recording = capture._recording(Graph(ended), (0, 1), None)
+    with pytest.raises(RuntimeError, match="midway"), recording:
+        raise RuntimeError("midway")
+    expected = [] if ended else ["_cuda_endAllocateToPool", "_cuda_releasePool"]
+    assert given_back == expected

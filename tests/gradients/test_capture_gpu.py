@@ -216,6 +216,30 @@ def test_a_capture_that_fails_midway_says_so_and_keeps_no_memory():
     assert torch.cuda.memory_reserved() < held + size
 
 
+#: No call of CUDA fails, so that the graph's capture comes to an end.
+Refusing = identity_after("refusing", lambda x: refuse_captures())
+
+
+def refuse_captures() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("not in a graph")
+
+
+def test_a_field_that_refuses_to_be_captured():
+    """Its pool is given back once: torch ends the process at the second time."""
+    field = conv_field(Refusing()).double().cuda()
+    x = torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda")
+    expected = gradients(nanode.ODEBlock(copy.deepcopy(field), 3), x)
+    block = nanode.ODEBlock(field, 3, compile=True)
+    with pytest.warns(UserWarning, match="not in a graph"):
+        close(gradients(block, x), expected, 1e-11)
+    del block, field
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert all(tuple(s["segment_pool_id"]) == (0, 0) for s in torch.cuda.memory_snapshot())
+
+
 def test_captures_leave_no_more_behind_than_one():
     """Libraries keep workspaces for every stream that was ever used."""
     x = torch.randn(64, 256, device="cuda")

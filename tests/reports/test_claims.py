@@ -43,6 +43,13 @@ def test_equals():
     assert not judge(gain, single(a=85.0, b=85.0)).held
 
 
+@pytest.mark.parametrize(("lead", "held"), [(0.9, True), (1.1, False)])
+def test_a_gain_within_the_spread_is_none(lead, held):
+    no_gain = Claim("b brings nothing", better=("a",), worse=("b",), ties=True)
+    measured = {"a": Spread(85.0, 1.0, 3), "b": Spread(85.0 + lead, None, 1)}
+    assert judge(no_gain, measured).held == held
+
+
 def test_leads_smaller_than_the_spread_are_marked():
     claim = Claim("a beats b", ("a",), ("b",))
     # Deviations of 3 and 4 are 5 together.
