@@ -6,7 +6,8 @@ steps.json  accuracy on held-out images with fewer and fewer steps, and how few 
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from nanode.data import Batches, ImageData, Images
 from nanode.gradients import Compiled
-from nanode.training import TrainConfig, evaluate, load_model
+from nanode.training import RunRecord, TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
 from nanode.training.costs import flows
 from nanode.training.evaluation import score
@@ -36,27 +37,32 @@ def steps(folder: Path) -> dict[str, Any]:
     """Accuracy with fewer steps, norm statistics interpolated in time or found anew.
 
     The fewest steps are chosen on held-out images, on statistics found anew; test images are read
-    with these alone. All finer grids keep the accuracy too.
+    with these alone, unless they are those of the run. All finer grids keep the accuracy too.
     """
     model, config = load_model(folder)
     coarse = _Coarse(model, config)
     (trained,) = {block.steps for block in flows(model).values()}
     assert isinstance(trained, int)
     grids = [coarse.measure(count) for count in range(trained, 0, -1)]
-    keeping = 0
-    for grid in grids:
-        if grid["validation_accuracy"] < grids[0]["validation_accuracy"] - TOLERANCE:
-            break
-        keeping += 1
-    fewest: int = grids[keeping - 1]["steps"]
+    fewest = fewest_steps(grids, grids[0]["validation_accuracy"] - TOLERANCE)
+    assert fewest is not None
+    tested = RunRecord.load(folder / "run.json").metrics
     return {
         "trained_steps": trained,
         "tolerance": TOLERANCE,
         "motion": smoothness_penalty(model).item(),
         "fewest_steps": fewest,
-        "fewest_test_accuracy": coarse.accuracy(coarse.calibrated(fewest), coarse.data.test),
+        "fewest_test_accuracy": tested.test_accuracy
+        if fewest == trained and tested is not None
+        else coarse.accuracy(coarse.calibrated(fewest), coarse.data.test),
         "grids": grids,
     }
+
+
+def fewest_steps(grids: Sequence[Mapping[str, Any]], least: float) -> int | None:
+    """The coarsest grid down to which held-out accuracy is at least that; None if none is so."""
+    kept = takewhile(lambda grid: grid["validation_accuracy"] >= least, grids)
+    return min((grid["steps"] for grid in kept), default=None)
 
 
 class _Coarse:

@@ -114,7 +114,8 @@ def memory_section(root: Path) -> str:
         peaks = [f"{row['peak'] / 1e6:.1f}" for row in ours]
         rows.append([", ".join(method), *sizes, *(f"{ratio:.3f}" for ratio in ratios), *peaks])
         if method[2] == "reversal":
-            words.append(_verdict(method, ratios[0], [row["held"] for row in ours]))
+            peak = [a["peak"] / b["peak"] for a, b in zip(ours, theirs, strict=True)]
+            words.append(_verdict(method, ratios[0], [row["held"] for row in ours], peak))
     state = "×".join(map(str, found["state"]))
     at = "unknown" if found["commit"] is None else found["commit"][:9]
     return "\n\n".join(
@@ -131,10 +132,11 @@ def memory_section(root: Path) -> str:
     )
 
 
-def _verdict(method: tuple[str, str, str], ratio: float, held: list[int]) -> str:
+def _verdict(method: tuple[str, str, str], ratio: float, held: list[int], peak: list[float]) -> str:
     small = "held" if ratio <= TARGET else "**did not hold**"
     same = "held" if len(set(held)) == 1 else "**did not hold**"
     return (
         f"- {method[1]} with {method[2]}: at most {TARGET} of the untied ResNet at K = 10: {small} "
-        f"({ratio:.3f}); the same bytes at K = 100: {same} ({held[1] - held[0]:+,} bytes)."
+        f"({ratio:.3f}); the same bytes at K = 100: {same} ({held[1] - held[0]:+,} bytes). Of "
+        f"the ResNet's peak: {peak[0]:.3f} at K = 10, {peak[1]:.3f} at K = 100."
     )

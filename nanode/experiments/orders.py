@@ -1,18 +1,19 @@
 """The two figures on the order of the basis, on CIFAR-10.
 
-    figure-order-train/<data>/<model>/seed0       K = 100: how well the training set is fitted
-    figure-order-test/<data>/lr<x>/<model>/seed<n>    K = 10: test accuracy
+    figure-order-train/<data>/lr<x>/<model>/seed0     K = 100: how well the training set is fitted
+    figure-order-test/<data>/shared/<model>/seed<n>   K = 10: test accuracy by the shared recipe
+    figure-order-test/<data>/own/<model>/seed<n>      at the rate and scale that suit order 10
 
 The second figure takes what Table 1 has already: order 10 and the residual networks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.experiments.measurements import measured
-from nanode.experiments.plan import Options, Planned, configured, read_recipe, standing
-from nanode.experiments.table1 import shared
+from nanode.experiments.plan import Options, Planned, changed, configured, read_recipe, standing
+from nanode.experiments.table1 import choice, own, shared
 from nanode.reports.claims import Claim, judge
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
@@ -24,9 +25,14 @@ from nanode.reports.table1 import TITLES
 TRAIN_ORDERS = (1, 2, 4, 8, 16, 30)
 TRAIN_EPOCHS = 4
 TEST_ORDERS = tuple(range(4, 11))
+#: With the short budget, of the panel at own rates.
+FEW_ORDERS = (4, 6, 8, 10)
 LINES = ("con-resnet", "uncon-resnet")
-#: The rate of the second panel, nearer to what most rows like.
-OTHER_RATE = 0.4
+#: Of the first figure: with d waves, of one size, a step of the optimizer moves W(t) up to d + 1
+#: times as far as a step of constant weights, so that the order acts as a learning rate, too. At
+#: this rate it matters less than at the shared one, which is tried for the ends of the range.
+TRAIN_RATE = 0.4
+ENDS = (TRAIN_ORDERS[0], TRAIN_ORDERS[-1])
 
 
 @dataclass(frozen=True)
@@ -36,44 +42,40 @@ class OrderTrain:
     summary: str = "training-set fit against the order of the trigonometric basis, K = 100"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
-        """Images as they are and plain labels: what is left of the loss is what can't be fitted."""
-        changes = {
-            "epochs": 1 if options.tiny else TRAIN_EPOCHS,
-            "label_smoothing": 0.0,
-            "augment": {},
-            "test": False,
-        }
+        """All orders at one rate, then the first and the last at the shared one."""
         return [
-            Planned(
-                train_name(model, options),
-                configured("table1", options, model, options.main, 100, changes),
-                measure="fit",
-            )
-            for model in train_models()
+            order_train(model, options, lr) for lr in train_rates() for model in train_models(lr)
         ]
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, with its numbers in a table."""
-        folders = {model: root / train_name(model, options) for model in train_models()}
-        fits = {model: measured("fit", folder) for model, folder in folders.items()}
-        cells = {model: Cell.read(root, [train_name(model, options)]) for model in folders}
+        runs = {
+            (lr, model): order_train(model, options, lr).name
+            for lr in train_rates()
+            for model in train_models(lr)
+        }
+        fits = {key: measured("fit", root / name) for key, name in runs.items()}
+        cells = {key: Cell.read(root, [name]) for key, name in runs.items()}
         rows = [
             [
                 model,
+                f"{lr:g}",
                 *(("–", "–") if fit is None else _fit(fit)),
-                "; ".join(record.status for record in cells[model].records) or "not run",
+                "; ".join(record.status for record in cells[lr, model].records) or "not run",
             ]
-            for model, fit in fits.items()
+            for (lr, model), fit in fits.items()
         ]
+        settings = {(model, f"{lr:g}"): cell.records for (lr, model), cell in cells.items()}
         parts = [
-            "How well K = 100 evaluations fit the training set after a few epochs without "
-            "augmentation or label smoothing: final weights in eval mode on the training images. "
-            "One seed.",
+            f"How well K = 100 evaluations fit the training images of {TITLES[options.main]} after "
+            f"{TRAIN_EPOCHS} epochs without augmentation or label smoothing: final weights in eval "
+            "mode on the images trained on. Seed 0. With one learning rate for all orders, higher "
+            "ones take larger steps as well, so that two rates are shown.",
             standing(self.plan(options, root), root, options),
             "![training-set fit by order](figure-order-train.png)",
-            table(["model", "training accuracy, %", "training loss", "run"], rows),
-            _train_verdicts(fits),
-            settings_table((((model,), cell.records) for model, cell in cells.items()), ["model"]),
+            table(["model", "learning rate", *(name for name, _ in FITS.values()), "run"], rows),
+            *(_train_verdicts(_at(fits, lr), lr) for lr in train_rates()),
+            settings_table(settings.items(), ["model", "learning rate"]),
         ]
         figure = draw(out / "figure-order-train.png", [_train_panel(fits, key) for key in FITS])
         page = write_page(out / "figure-order-train.md", "Order and training-set fit", parts)
@@ -87,27 +89,34 @@ class OrderTest:
     summary: str = "test accuracy against the order of the basis, K = 10: waves against buckets"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
-        """At the shared learning rate; with the full budget also at a higher one."""
-        return [
-            order_test(model, options, lr, seed)
+        """By the shared recipe; then at the rates and scales that Table 1 has chosen."""
+        runs = [
+            order_test(model, options, column, root, seed)
             for seed in range(options.seeds if options.budget == "full" else 1)
-            for lr in rates(options)
-            for model in test_models()
+            for column in COLUMNS
+            for model in test_models(column, options)
         ]
+        return list({run.name: run for run in runs if run is not None}.values())
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, with its numbers in a table."""
         panels, parts = [], []
-        for lr in rates(options):
-            cells = {model: _test_cell(root, model, options, lr) for model in test_models()}
-            panels.append(_test_panel(cells, lr))
-            parts += _test_parts(cells, lr)
+        for column, about in COLUMNS.items():
+            models = test_models(column, options)
+            cells = {model: _test_cell(root, model, options, column) for model in models}
+            orders = test_orders(column, options)
+            panels.append(
+                _test_panel(cells, orders, f"K = 10, {column.replace('own', 'own best')}")
+            )
+            parts += [f"## {about}", *_test_parts(cells, orders)]
         intro = (
             f"Test accuracy on {TITLES[options.main]} at K = 10, by the recipe of Table 1, "
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
-            "T-NANODE ahead of B-NANODE for every order below the number of steps."
+            "T-NANODE ahead of B-NANODE for every order below the number of steps. Of one order T "
+            "has more to learn: 2d + 1 coefficients a weight, where B has d."
         )
-        still = standing(self.plan(options, root), root, options)
+        undecided = any(choice(f"{kind}-nanode-10", options, root) is None for kind in "tb")
+        still = standing(self.plan(options, root), root, options, undecided)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(
@@ -116,35 +125,67 @@ class OrderTest:
         return [figure, page]
 
 
-def train_models() -> list[str]:
-    """All that the first figure shows."""
-    return [*(f"t-nanode-{order}" for order in TRAIN_ORDERS), LINES[0]]
+# ---- the runs
 
 
-def train_name(model: str, options: Options) -> str:
-    """The folder of a run at K = 100."""
-    return f"figure-order-train/{options.main}/{model}/seed0"
+def train_rates() -> list[float]:
+    """The learning rates of the first figure."""
+    return [TRAIN_RATE, read_recipe("table1").optimizer.lr]
 
 
-def rates(options: Options) -> list[float]:
-    """The learning rates of the second figure, the shared one first."""
-    own = read_recipe("table1").optimizer.lr
-    return [own, OTHER_RATE] if options.budget == "full" else [own]
+def train_models(lr: float) -> list[str]:
+    """All that the first figure shows at a learning rate."""
+    orders = TRAIN_ORDERS if lr == TRAIN_RATE else ENDS
+    return [*(f"t-nanode-{order}" for order in orders), LINES[0]]
 
 
-def test_models() -> list[str]:
-    """All that the second figure shows."""
-    return [*(f"{kind}-nanode-{n}" for n in TEST_ORDERS for kind in "tb"), *LINES]
+def order_train(model: str, options: Options, lr: float) -> Planned:
+    """Images as they are and plain labels: what is left of the loss is what can't be fitted."""
+    changes = {
+        "epochs": 1 if options.tiny else TRAIN_EPOCHS,
+        "label_smoothing": 0.0,
+        "augment": {},
+        "test": False,
+        "optimizer.lr": lr,
+    }
+    config = configured("table1", options, model, options.main, 100, changes)
+    name = f"figure-order-train/{options.main}/lr{lr:g}/{model}/seed0"
+    return Planned(name, config, measure="fit")
 
 
-def order_test(model: str, options: Options, lr: float, seed: int) -> Planned:
-    """A run of the second figure, which may be one of Table 1."""
-    ours = shared(model, options.main, options, seed)
-    if lr == ours.config.optimizer.lr and model in ("t-nanode-10", "b-nanode-10", *LINES):
-        return ours
-    changes = {"optimizer.lr": lr, "seed": seed}
-    config = configured("table1", options, model, options.main, 10, changes)
-    return Planned(f"figure-order-test/{options.main}/lr{lr:g}/{model}/seed{seed}", config)
+#: Panels of the second figure.
+COLUMNS = {
+    "shared": "By the shared recipe",
+    "own": "At the learning rates and scales chosen for order 10 and the residual networks",
+}
+
+
+def test_orders(column: str, options: Options) -> tuple[int, ...]:
+    """The orders of a panel."""
+    return FEW_ORDERS if column == "own" and options.budget == "short" else TEST_ORDERS
+
+
+def test_models(column: str, options: Options) -> list[str]:
+    """All that a panel shows."""
+    orders = test_orders(column, options)
+    return [*(f"{kind}-nanode-{n}" for n in orders for kind in "tb"), *LINES]
+
+
+def order_test(
+    model: str, options: Options, column: str, root: Path | None, seed: int = 0
+) -> Planned | None:
+    """A run of the second figure, which may be one of Table 1; None as long as that is open."""
+    base = model if model in LINES else f"{model[0]}-nanode-10"
+    like = own if column == "own" else _shared
+    theirs = like(base, options.main, options, root, seed)
+    if theirs is None or model == base:
+        return theirs
+    config = changed(theirs.config, {"model": model, "profile": False})
+    return Planned(f"figure-order-test/{options.main}/{column}/{model}/seed{seed}", config)
+
+
+def _shared(model: str, data: str, options: Options, _: Path | None, seed: int) -> Planned:
+    return shared(model, data, options, seed)
 
 
 # ---- the reports
@@ -163,68 +204,92 @@ FITTED = (
     Claim("order 30 fits it better than the constrained ResNet", ("t-nanode-30",), LINES[:1]),
 )
 GROWTH = Claim("order 10 of T is more accurate than order 4", ("t-nanode-10",), ("t-nanode-4",))
+EQUALS = Claim("With nine coefficients each, T-4 is ahead of B-9", ("t-nanode-4",), ("b-nanode-9",))
+#: By learning rate and model, what ``fit.json`` holds.
+Fits = Mapping[tuple[float, str], Mapping[str, float] | None]
 
 
-def _train_verdicts(fits: Mapping[str, Mapping[str, float] | None]) -> str:
-    known = {m: Spread(100 * fit["train_accuracy"], None, 1) for m, fit in fits.items() if fit}
+def _at(fits: Fits, lr: float) -> dict[str, Mapping[str, float]]:
+    """What is known at a learning rate, by model."""
+    return {model: fit for (rate, model), fit in fits.items() if rate == lr and fit is not None}
+
+
+def _train_verdicts(fits: Mapping[str, Mapping[str, float]], lr: float) -> str:
+    known = {model: Spread(100 * fit["train_accuracy"], None, 1) for model, fit in fits.items()}
     found = [f"- {claim.text}: {judge(claim, known)}" for claim in FITTED]
-    return "Of the paper's claims, by training accuracy, in points:\n\n" + "\n".join(found)
+    return (
+        f"Of the paper's claims at learning rate {lr:g}, by training accuracy, in points:\n\n"
+        + "\n".join(found)
+    )
 
 
-def _train_panel(fits: Mapping[str, Mapping[str, float] | None], key: str) -> Panel:
+def _train_panel(fits: Fits, key: str) -> Panel:
     label, factor = FITS[key]
-    known = {model: factor * fit[key] for model, fit in fits.items() if fit is not None}
-    orders = [(order, known.get(f"t-nanode-{order}")) for order in TRAIN_ORDERS]
+    series: dict[str, list[tuple[float, Spread]]] = {}
+    levels: dict[str, float] = {}
+    for lr in train_rates():
+        known = {model: factor * fit[key] for model, fit in _at(fits, lr).items()}
+        named = {order: f"t-nanode-{order}" for order in TRAIN_ORDERS}
+        series[f"T-NANODE, learning rate {lr:g}"] = [
+            (order, Spread(known[model], None, 1))
+            for order, model in named.items()
+            if model in known
+        ]
+        levels |= {f"{model}, {lr:g}": known[model] for model in LINES if model in known}
     return Panel(
         title=f"{label} at K = 100",
         x="order of the trigonometric basis",
         y=label,
-        series={"T-NANODE": [(n, Spread(y, None, 1)) for n, y in orders if y is not None]},
-        levels={model: known[model] for model in LINES if model in known},
+        series=series,
+        levels=levels,
         scale="log",
         ticks=TRAIN_ORDERS,
     )
 
 
-def _test_cell(root: Path, model: str, options: Options, lr: float) -> Cell:
-    first = order_test(model, options, lr, 0).name
-    folders = sorted((root / first).parent.glob("seed*"))
+def _test_cell(root: Path, model: str, options: Options, column: str) -> Cell:
+    first = order_test(model, options, column, root)
+    if first is None:
+        return Cell(note="choice still open")
+    folders = sorted((root / first.name).parent.glob("seed*"))
     return Cell.read(root, [str(folder.relative_to(root)) for folder in folders])
 
 
-def _test_panel(cells: Mapping[str, Cell], lr: float) -> Panel:
+def _test_panel(cells: Mapping[str, Cell], orders: Sequence[int], title: str) -> Panel:
     means = {model: cell.accuracy for model, cell in cells.items()}
     series = {
         name: [
             (order, mean)
-            for order in TEST_ORDERS
+            for order in orders
             if (mean := means[f"{kind}-nanode-{order}"]) is not None
         ]
         for kind, name in (("t", "T-NANODE"), ("b", "B-NANODE"))
     }
     levels = {model: mean.mean for model in LINES if (mean := means[model]) is not None}
     return Panel(
-        title=f"K = 10, learning rate {lr:g}",
+        title=title,
         x="order",
         y="test accuracy, %",
         series=series,
         levels=levels,
-        ticks=TEST_ORDERS,
+        ticks=tuple(orders),
     )
 
 
-def _test_parts(cells: Mapping[str, Cell], lr: float) -> list[str]:
+def _test_parts(cells: Mapping[str, Cell], orders: Sequence[int]) -> list[str]:
     means = {model: cell.accuracy for model, cell in cells.items()}
     rows = []
-    for order in TEST_ORDERS:
+    for order in orders:
         t, b = f"t-nanode-{order}", f"b-nanode-{order}"
         verdict = judge(Claim("T outperforms B", (t,), (b,)), means)
         rows.append([order, cells[t], cells[b], verdict])
     lines = [[model, cells[model]] for model in LINES]
+    words = [f"The paper: {GROWTH.text}: {judge(GROWTH, means)}."]
+    if {*EQUALS.better, *EQUALS.worse} <= set(means):
+        words.append(f"{EQUALS.text}: {judge(EQUALS, means)}.")
     return [
-        f"## Learning rate {lr:g}",
         table(["order", "T-NANODE", "B-NANODE", "T ahead of B"], rows),
-        f"The paper: {GROWTH.text}: {judge(GROWTH, means)}.",
+        " ".join(words),
         table(["baseline", "test accuracy"], lines),
         settings_table((((model,), cell.records) for model, cell in cells.items()), ["model"]),
     ]

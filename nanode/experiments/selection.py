@@ -38,10 +38,13 @@ class Candidate:
         return {key: value for key, value in keys.items() if value is not None}
 
 
-def best(candidates: Sequence[tuple[Planned, Candidate]], root: Path | None) -> Candidate | None:
+def best(
+    candidates: Sequence[tuple[Planned, Candidate]], root: Path | None, margin: float = 0.0
+) -> Candidate | None:
     """The candidate with the highest validation accuracy, the first of equals.
 
-    None as long as one of the runs isn't over as it is planned, or if all of them failed.
+    With a margin it is the first of all, unless another is ahead of it by more than that. None as
+    long as one of the runs isn't over as it is planned, or if all of them failed.
     """
     if root is None:
         return None
@@ -54,7 +57,10 @@ def best(candidates: Sequence[tuple[Planned, Candidate]], root: Path | None) -> 
             accuracy = record.metrics.validation_accuracy
             assert accuracy is not None, f"{planned.name} holds out no images"
             found.append((accuracy, candidate))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    if not found:
+        return None
+    (least, first), (most, ahead) = found[0], max(found, key=lambda pair: pair[0])
+    return ahead if most > least + margin else first
 
 
 def validation_text(record: RunRecord | None) -> str:

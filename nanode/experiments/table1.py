@@ -4,6 +4,7 @@
     table1/<data>/select/<model>/lr<x>     candidates, compared on held-out images, never tested
     table1/<data>/select/<model>/lr<x>-scale<s>
     table1/<data>/own/<model>/seed<n>      the chosen one, unless that is the shared recipe
+    table1/<data>/constant-memory/<model>/seed<n>   the same by an invertible solver
     table1/<data>/long/<model>/seed<n>     the chosen one for 45 epochs, on all training images
 
 Choices are made on CIFAR-10 and used on CIFAR-100 too.
@@ -37,8 +38,12 @@ OTHERS = (
     "gated-2",
     "t-nanode-10-periodic",
 )
-LONG = ("t-nanode-10", DEEP)
+#: The untied ResNet is what the paper sets B-100 beside.
+LONG = ("uncon-resnet", "t-nanode-10", DEEP)
 PROFILED = "t-nanode-10"
+#: The row that is trained once more by exact gradients at constant memory.
+INVERTED = "t-nanode-10"
+INVERTIBLE = {"options.solver": "coupled-euler", "options.gradient": "reversal"}
 #: Test accuracy of longer runs, in per cent: an early sketch's, and the paper's.
 LONGER = {
     "t-nanode-10": {"cifar10": 91.0, "cifar100": 68.5},
@@ -68,6 +73,7 @@ class Table1:
             runs += [run for run, _ in candidates(model, options, root)]
         for model in tuned(options):
             runs += _own(model, options, root)
+        runs += _inverted(options, root)
         for model in LONG:
             runs += _long(model, options, root)
         return list({run.name: run for run in runs}.values())
@@ -78,6 +84,7 @@ class Table1:
         columns = [
             _shared_column(root, options, models),
             _own_column(root, options, models),
+            _inverted_column(root, options),
             _long_column(root, options),
         ]
         undecided = any(choice(model, options, root) is None for model in tuned(options))
@@ -109,10 +116,14 @@ def shared_name(model: str, data: str, seed: int = 0) -> str:
 
 def shared(model: str, data: str, options: Options, seed: int = 0) -> Planned:
     """A run by the shared recipe."""
-    # One run tells the flow's share of both passes: timing it takes as long as compiling.
-    profile = (model, data, seed) == (PROFILED, options.main, 0)
+    profile = _profiled(model, data, options, seed)
     config = _config("table1", model, data, options, {"seed": seed, "profile": profile})
     return Planned(shared_name(model, data, seed), config)
+
+
+def _profiled(model: str, data: str, options: Options, seed: int = 0) -> bool:
+    """One run of a column tells the flow's share: timing it takes as long as compiling."""
+    return (model, data, seed) == (PROFILED, options.main, 0)
 
 
 def _shared(options: Options) -> Iterator[Planned]:
@@ -166,17 +177,47 @@ def _candidate(candidate: Candidate, model: str, data: str, options: Options) ->
     return Planned(f"table1/{data}/select/{model}/{candidate}", config)
 
 
-def _own(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
+def own(
+    model: str, data: str, options: Options, root: Path | None, seed: int = 0
+) -> Planned | None:
+    """A row's run at its own best, which may be the shared one; None as long as that is open."""
     chosen = choice(model, options, root)
-    if chosen is None or is_shared(chosen, options):
+    if chosen is None:
+        return None
+    if is_shared(chosen, options):
+        return shared(model, data, options, seed)
+    config = _config("table1", model, data, options, chosen.changes() | {"seed": seed})
+    return Planned(f"table1/{data}/own/{model}/seed{seed}", config)
+
+
+def _own(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
+    if _left_to_longer(model, options):
         return
-    if model == DEEP and options.budget == "short":
-        return  # its longer run says more, and takes long enough
     seeds = options.seeds if options.budget == "full" and model in PAPER else 1
     for seed in range(seeds):
         for data in options.sets:
-            config = _config("table1", model, data, options, chosen.changes() | {"seed": seed})
-            yield Planned(f"table1/{data}/own/{model}/seed{seed}", config)
+            if (run := own(model, data, options, root, seed)) is not None:
+                yield run
+
+
+def _left_to_longer(model: str, options: Options) -> bool:
+    """The deep row's longer run says more than a short one, and takes long enough."""
+    return model == DEEP and options.budget == "short"
+
+
+# ---- constant memory
+
+
+def _inverted(options: Options, root: Path | None) -> Iterator[Planned]:
+    """One row at its own best, with as many evaluations, by a solver that can be undone."""
+    chosen = choice(INVERTED, options, root)
+    if chosen is None:
+        return
+    changes = chosen.changes() | INVERTIBLE
+    if options.tiny:
+        changes["options.steps"] = 4  # of two evaluations each
+    config = _config("table1", INVERTED, options.main, options, changes)
+    yield Planned(f"table1/{options.main}/constant-memory/{INVERTED}/seed0", config)
 
 
 # ---- longer runs
@@ -188,7 +229,8 @@ def _long(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
         return
     for data in options.sets:
         # All choices are made: what was held out for them is trained on.
-        changes = chosen.changes() | {"validation": 0}
+        profile = _profiled(model, data, options)
+        changes = chosen.changes() | {"validation": 0, "profile": profile}
         config = _config("table1-long", model, data, options, changes)
         yield Planned(f"table1/{data}/long/{model}/seed0", config)
 
@@ -202,7 +244,11 @@ def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Colum
         for data in options.sets
     }
     lr = read_recipe("table1").optimizer.lr
-    about = f"one recipe for all rows, learning rate {lr:g}, each row at its own scale"
+    about = (
+        f"one recipe for all rows, learning rate {lr:g}, the lowest of those tried for the next "
+        "column; each row at its own scale, 1, or for residual networks the number of steps (so "
+        "con-resnet is auto with steps ten times as long)"
+    )
     return Column("shared recipe", about, cells)
 
 
@@ -222,12 +268,23 @@ def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
 
 def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
     chosen = choice(model, options, root)
+    if _left_to_longer(model, options):
+        return Cell(note="see longer run")
     if chosen is None:
         begun = _choice_made(model, options, root) is not None
         return Cell(note="choice still open" if begun else "")
     stage = "shared" if is_shared(chosen, options) else "own"
     note = "as shared" if stage == "shared" else ""
     return Cell.read(root, _seeds(root, data, stage, model), note)
+
+
+def _inverted_column(root: Path, options: Options) -> Column:
+    about = (
+        "the same learning rate and scale, solved by Coupled(Euler) in as many evaluations, whose "
+        "steps are undone in the backward pass (Reversal): exact gradients, one state held"
+    )
+    names = _seeds(root, options.main, "constant-memory", INVERTED)
+    return Column("constant memory", about, {options.main: {INVERTED: Cell.read(root, names)}})
 
 
 def _long_column(root: Path, options: Options) -> Column:
@@ -243,7 +300,7 @@ def _long_column(root: Path, options: Options) -> Column:
 
 
 def _marks(columns: Sequence[Column], options: Options) -> str:
-    shared, _, long = columns
+    shared, *_, long = columns
     if options.tiny:
         return ""
     found = []
@@ -274,4 +331,5 @@ def _choice_made(model: str, options: Options, root: Path) -> Choice | None:
     shown = {str(candidate): validation_text(records[run.name]) for run, candidate in found}
     chosen = choice(model, options, root)
     edge = chosen is not None and chosen.lr in (RATES[0], RATES[-1])
-    return Choice(model, shown, None if chosen is None else str(chosen), edge)
+    known = [record for record in records.values() if record is not None]
+    return Choice(model, shown, None if chosen is None else str(chosen), known, edge)

@@ -25,6 +25,7 @@ class Verdict:
 
     #: The smallest lead of a better model over a worse one, in points; None if not measured.
     margin: float | None
+    #: None if it can't be said: not measured, or within the spread.
     held: bool | None
     #: Whether the margin is no larger than the spread of the difference, over seeds.
     within_spread: bool = False
@@ -34,7 +35,7 @@ class Verdict:
     def __str__(self) -> str:
         if self.margin is None:
             return NOT_MEASURED
-        word = "held" if self.held else "**did not hold**"
+        word = {True: "held", False: "**did not hold**", None: "undecided"}[self.held]
         unsure = ", within the spread" if self.within_spread else ""
         few = ", one seed" if self.single else ""
         return f"{word} ({self.margin:+.2f}{unsure}{few})"
@@ -57,6 +58,7 @@ def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
     high = max((known[name] for name in claim.worse), key=lambda value: value.mean)
     margin = low.mean - high.mean
     deviation = ((low.deviation or 0.0) ** 2 + (high.deviation or 0.0) ** 2) ** 0.5
-    held = margin >= -deviation if claim.ties else margin > 0
     single = min(low.count, high.count) == 1
-    return Verdict(margin, held, abs(margin) <= deviation, single)
+    within = deviation > 0 and abs(margin) <= deviation
+    held = margin >= -deviation if claim.ties else None if within else margin > 0
+    return Verdict(margin, held, within, single)

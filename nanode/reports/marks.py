@@ -9,26 +9,31 @@ from nanode.training import RunRecord
 
 @dataclass(frozen=True)
 class Mark:
-    """A number, and what it should at least be."""
+    """A number, and what it should at least be, or at most."""
 
     text: str
-    least: float
+    wanted: float
     #: None if it isn't measured yet.
     found: float | None
     style: str = ",.2f"
+    most: bool = False
 
     @property
     def verdict(self) -> str:
         """In a word."""
         if self.found is None:
             return "not measured"
-        return "held" if self.found >= self.least else "**did not hold**"
+        held = self.found <= self.wanted if self.most else self.found >= self.wanted
+        return "held" if held else "**did not hold**"
 
 
 def marks_section(marks: Sequence[Mark]) -> str:
     """The marks as a part of a page."""
-    rows = [[mark.text, f"{mark.least:,g}", _shown(mark), mark.verdict] for mark in marks]
-    header = ["mark", "at least", "found", ""]
+    rows = [
+        [mark.text, f"{'≤' if mark.most else '≥'} {mark.wanted:,.10g}", _shown(mark), mark.verdict]
+        for mark in marks
+    ]
+    header = ["", "mark", "found", ""]
     return "## Marks that were set beforehand\n\n" + table(header, rows)
 
 

@@ -13,12 +13,21 @@ GB = 1e9
 def settings(records: Iterable[RunRecord]) -> dict[str, str]:
     """Every setting of some runs; where runs differ, all values."""
     records = list(records)
-    found = {
-        name: " / ".join(dict.fromkeys(show(record) for record in records)) or "–"
-        for name, show in SETTINGS.items()
-    }
+    found = {name: _together(show(record) for record in records) for name, show in SETTINGS.items()}
     speed = images_per_second(records)
     return found | {"images/s": "–" if speed is None else f"{speed:,.0f}"}
+
+
+def provenance(records: Sequence[RunRecord]) -> str:
+    """Where the numbers of some runs come from, in a sentence; nothing if there are none."""
+    if not records:
+        return ""
+    found = settings(records)
+    seeds = ", ".join(map(str, sorted({record.seed for record in records})))
+    return (
+        f"Trained on {found['training images']} images, seed {seeds}, {found['hardware']}, "
+        f"torch {found['torch']}, commit {found['commit']}."
+    )
 
 
 def settings_table(
@@ -42,6 +51,11 @@ def settings_table(
         [[*name, *(row[key] for key in varied)] for name, row in found.items()],
     )
     return (f"All of these: {'; '.join(common)}.\n\n" if common else "") + (rest if varied else "")
+
+
+def _together(values: Iterable[str]) -> str:
+    """Each value once; of runs that don't tell nothing is said, unless none does."""
+    return " / ".join(value for value in dict.fromkeys(values) if value != "–") or "–"
 
 
 def initialisation(record: RunRecord) -> str:
@@ -111,8 +125,8 @@ def _augmentation(record: RunRecord) -> str:
 
 def _images(record: RunRecord) -> str:
     held = record.config.validation
-    if held is None:
-        return "all but a tenth"
+    if held is None:  # a tenth, of CIFAR's 50,000
+        return "all but 5,000" if record.config.data.startswith("cifar") else "all but a tenth"
     return f"all but {held:,}" if held else "all"
 
 

@@ -8,7 +8,8 @@ from nanode.reports.claims import NOT_MEASURED, Claim, judge
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import CITATION, CLAIMS, TABLE1, table1_accuracy
 from nanode.reports.records import Cell
-from nanode.reports.settings import settings, settings_table
+from nanode.reports.settings import provenance, settings, settings_table
+from nanode.training import RunRecord
 
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits"}
 
@@ -28,7 +29,7 @@ class Column:
 
     def begun(self, data: str) -> bool:
         """Whether there is anything to show for a data set."""
-        return any(cell.records or cell.note for cell in self.cells.get(data, {}).values())
+        return any(cell.records for cell in self.cells.get(data, {}).values())
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Choice:
     candidates: Mapping[str, str]
     #: None as long as candidates are missing.
     chosen: str | None
+    #: The candidates' records.
+    records: Sequence[RunRecord] = ()
     #: Whether no smaller or no larger rate was tried than the chosen one.
     edge: bool = False
 
@@ -90,11 +93,15 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
         "the order was reversed). “Within the spread”: no larger than √(s₁² + s₂²) of the two "
-        "standard deviations; “one seed”: the spread of one side isn't known. That something "
-        "brings nothing is held unless its lead is beyond the spread."
+        "standard deviations, which decides nothing; “one seed”: the spread of one side isn't "
+        "known. That something brings nothing holds unless its lead is beyond the spread."
     ]
     for data in sets:
-        shown = [column for column in columns if column.begun(data)]
+        shown = [
+            column
+            for column in columns
+            if any(_verdict(claim, column, data) != NOT_MEASURED for claim in CLAIMS)
+        ]
         judged = {claim: [_verdict(claim, column, data) for column in shown] for claim in CLAIMS}
         known = {claim: found for claim, found in judged.items() if set(found) - {NOT_MEASURED}}
         rows = [
@@ -150,8 +157,8 @@ def _memory(columns: Sequence[Column], models: Sequence[str], sets: Sequence[str
         "Of the flow alone, at the rows' own batch and precision, by the gradient named here as "
         "plain PyTorch keeps it; compiled runs with fused kernels hold less. Where all activations "
         "are kept (Backprop), NANODEs hold as much as residual networks; what constant memory "
-        "takes is measured apart, in single precision. The paper doesn't say for which batch its "
-        "activations are.\n\n" + table(header, rows)
+        "takes is measured in a section of its own, in single precision. The paper doesn't say for "
+        "which batch its activations are.\n\n" + table(header, rows)
     )
 
 
@@ -168,7 +175,9 @@ def _choices(choices: Sequence[Choice]) -> str:
         rows.append([choice.model, ", ".join(shown), f"{choice.chosen or 'none so far'}{edge}"])
     return (
         "## How learning rates and scales were chosen\n\n"
-        "By accuracy on held-out training images, in per cent; test images took no part.\n\n"
+        "By accuracy on held-out training images, in per cent; test images took no part. "
+        + provenance([record for choice in choices for record in choice.records])
+        + "\n\n"
         + table(["model", "candidates", "chosen"], rows)
     )
 

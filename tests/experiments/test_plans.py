@@ -1,6 +1,7 @@
 """Every experiment: its plan in all budgets, and its tiny variant from start to report."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from nanode.data import load
 from nanode.experiments import EXPERIMENTS, Options, reproduce
 from nanode.experiments.memory import EVALUATIONS, FILE, METHODS
 from nanode.experiments.orders import TEST_ORDERS, TRAIN_ORDERS
+from nanode.experiments.table1 import candidates
 from nanode.models import create
 from nanode.training import RunRecord
 
@@ -46,6 +48,9 @@ def test_the_figures_show_what_they_should():
     assert {run.config.options["steps"] for run in train} == {100}
     assert not any(run.config.test for run in train)
     assert not any(run.config.augment.crop or run.config.augment.flip for run in train)
+    # The ends of the range also at the shared rate, by which the order is a step size, too.
+    rates = Counter(run.config.optimizer.lr for run in train)
+    assert rates == {0.4: 6 + 1, 0.1: 2 + 1}
     assert TEST_ORDERS == (4, 5, 6, 7, 8, 9, 10)
     assert len(test) == 2 * 7 + 2
     # Order 10 and the residual networks are Table 1's.
@@ -55,18 +60,38 @@ def test_the_figures_show_what_they_should():
     assert all(ours[run.name] == run.config for run in shared)
 
 
-def staged_plan(tmp_path, write, data=("cifar10",), budget="short"):
+def test_other_orders_take_what_was_chosen_for_order_10(tmp_path, write):
+    options, rates = Options(), {"t-nanode-10": 1.0, "b-nanode-10": 0.1, "uncon-resnet": 0.4}
+    for model, rate in rates.items():
+        for _ in range(2):  # rates, then a scale
+            for run, candidate in candidates(model, options, tmp_path):
+                loss = abs(candidate.lr - rate) + (candidate.scale is not None)
+                write(run, validation=0.8 - loss / 10)
+    plan = EXPERIMENTS["figure-order-test"].plan(options, tmp_path)
+    found = {run.name.removeprefix("figure-order-test/cifar10/own/"): run.config for run in plan}
+    assert {found[f"t-nanode-{n}/seed0"].optimizer.lr for n in (4, 6, 8)} == {1.0}
+    assert {found[f"b-nanode-{n}/seed0"].optimizer.lr for n in (4, 6, 8)} == {0.1}
+    # What Table 1 has already is taken from there, if it is chosen yet.
+    assert {name for name in found if "/own/" in name} == {
+        "table1/cifar10/own/t-nanode-10/seed0",
+        "table1/cifar10/own/uncon-resnet/seed0",
+    }
+    # B-10's own best is its shared run, which is there already; con-resnet chose nothing yet.
+    assert len({run.name for run in plan}) == 16 + 2 * 3 + 2
+
+
+def staged_plan(tmp_path, write, data=("cifar10",), budget="short", gain=0.01):
     """All that is planned once records say that rate 0.4, scale 2.5 and mixing are best.
 
-    On CIFAR-100 that not mixing is.
+    By so much; on CIFAR-100 that not mixing is.
     """
     staged, options, plan = EXPERIMENTS["staged"], Options(data=data, budget=budget), []
     while len(plan) < len(found := staged.plan(options, tmp_path)):
         for run in found[len(plan) :]:
             config = run.config
             validation = 0.8 - abs(config.optimizer.lr - 0.4)
-            validation += 0.01 * (config.options.get("scale") == 2.5)
-            validation += 0.01 * config.augment.cutmix * (1 if config.data == "cifar10" else -1)
+            validation += gain * (config.options.get("scale") == 2.5)
+            validation += gain * config.augment.cutmix * (2 if config.data == "cifar10" else -2)
             # By test accuracy the choice would be another.
             write(run, validation=validation, test=1 - validation)
         plan = found
@@ -91,6 +116,12 @@ def test_staged_choices_are_made_one_after_the_other(tmp_path, write):
     # A ResNet's scale is its depth, by default.
     scales = {(c.model, c.options.get("scale")) for c in final}
     assert scales == {("b-nanode-3", 2.5), ("uncon-resnet", None)}
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(0.003, (None, 0.0)), (0.004, (2.5, 0.5))])
+def test_a_gain_within_the_standard_error_decides_nothing(tmp_path, write, gain, chosen):
+    final = staged_plan(tmp_path, write, gain=gain)[7].config
+    assert (final.options.get("scale"), final.augment.cutmix) == chosen
 
 
 def test_every_data_set_chooses_whether_to_mix(tmp_path, write):
@@ -147,7 +178,7 @@ def test_from_start_to_report(tmp_path, name, only, pages):
     if name == "table1":
         # The row went through both phases: four rates, a scale, and the chosen one.
         names = {outcome.planned.name.split("/")[2] for outcome in found}
-        assert {"shared", "select", "long"} <= names
+        assert {"shared", "select", "constant-memory", "long"} <= names
         assert "choice still open" not in text
     # Nothing is needed but what was kept.
     assert not list(runs.rglob("*.safetensors"))
@@ -160,7 +191,7 @@ def test_from_start_to_report(tmp_path, name, only, pages):
         ("table1", "*/shared/auto/seed0", 1),
         ("table1", "*/select/auto/lr1", 0),
         ("staged", "*/select/lr0.2", 0),
-        ("figure-order-train", "*/con-resnet/*", 0),
+        ("figure-order-train", "*/lr0.1/con-resnet/*", 0),
         ("tradeoff", "*/order1-*", 2),  # on the trained grid and on the coarsest, as the page says
     ],
 )
@@ -196,7 +227,7 @@ def test_claims_of_the_order_figures(tmp_path, write):
     text = (tmp_path / "out/figure-order-train.md").read_text()
     assert "better than order 1: **did not hold** (-2.00, one seed)" in text
     assert "better than the constrained ResNet: held (+8.00, one seed)" in text
-    assert "**3 of 7 planned runs are over.**" in text
+    assert "**6 of 10 planned runs are over.**" in text
     test.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-test.md").read_text()
     assert "order 10 of T is more accurate than order 4: held (+1.56, one seed)." in text

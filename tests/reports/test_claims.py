@@ -54,7 +54,9 @@ def test_leads_smaller_than_the_spread_are_marked():
     claim = Claim("a beats b", ("a",), ("b",))
     # Deviations of 3 and 4 are 5 together.
     measured = {"a": Spread(90.0, 3.0, 3), "b": Spread(85.0, 4.0, 3)}
-    assert str(judge(claim, measured)) == "held (+5.00, within the spread)"
+    assert str(judge(claim, measured)) == "undecided (+5.00, within the spread)"
+    measured["a"] = Spread(80.0, 3.0, 3)
+    assert str(judge(claim, measured)) == "undecided (-5.00, within the spread)"
     measured["a"] = Spread(90.01, 3.0, 3)
     assert str(judge(claim, measured)) == "held (+5.01)"
     measured["b"] = Spread(85.0, None, 1)

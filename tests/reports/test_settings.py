@@ -1,6 +1,12 @@
 import pytest
 
-from nanode.reports.settings import initialisation, norm_affines, settings, settings_table
+from nanode.reports.settings import (
+    initialisation,
+    norm_affines,
+    provenance,
+    settings,
+    settings_table,
+)
 from nanode.training import AugmentConfig
 
 
@@ -14,9 +20,9 @@ def test_what_a_row_says(make):
     assert found["activations of the flow, GB"] == "7.3"
     assert found["parameters of the flow, GB"] == "0.0058"  # 69,632 · 21 · 4 bytes
     assert found["images/s"] == "16,000"  # the mean
-    assert found["flow's share of both passes"] == "82% / –"
+    assert found["flow's share of both passes"] == "82%"
     # 25 of the 34 ms that 512 images take.
-    assert found["flow's share of a step"] == "73% / –"
+    assert found["flow's share of a step"] == "73%"
     assert found["commit"] == "012345678"
     assert found["hardware"] == "Some GPU"
 
@@ -60,10 +66,24 @@ def test_starts_and_affines(make, model, field, options, start, affines):
 
 
 @pytest.mark.parametrize(
-    ("held", "words"), [(0, "all"), (None, "all but a tenth"), (500, "all but 500")]
+    ("data", "held", "words"),
+    [
+        ("cifar10", 0, "all"),
+        ("cifar10", None, "all but 5,000"),
+        ("digits", None, "all but a tenth"),
+        ("digits", 500, "all but 500"),
+    ],
 )
-def test_training_images(make, held, words):
-    assert settings([make(validation=held)])["training images"] == words
+def test_training_images(make, data, held, words):
+    assert settings([make(data=data, validation=held)])["training images"] == words
+
+
+def test_where_numbers_come_from(make):
+    assert provenance([]) == ""
+    found = provenance([make(seed=1), make(seed=0)])
+    assert found == (
+        "Trained on all but 5,000 images, seed 0, 1, Some GPU, torch 2.11.0, commit 012345678."
+    )
 
 
 def test_augmentation(make):

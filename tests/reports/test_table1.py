@@ -87,12 +87,12 @@ def test_marks(write, page):
     write("table1/cifar10/long/t-nanode-10/seed0", accuracy=0.9099)
     found = rows(page(), "Marks that were set beforehand")
     assert found["t-nanode-10, CIFAR-10, longer run, per cent"] == [
-        "91",
+        "≥ 91",
         "90.99",
         "**did not hold**",
     ]
-    assert found["b-nanode-100, CIFAR-10, longer run, per cent"] == ["93.2", "–", "not measured"]
-    assert found["t-nanode-10, images a second in training"] == ["15,900", "16,000", "held"]
+    assert found["b-nanode-100, CIFAR-10, longer run, per cent"] == ["≥ 93.2", "–", "not measured"]
+    assert found["t-nanode-10, images a second in training"] == ["≥ 15,900", "16,000", "held"]
 
 
 def test_memory_beside_the_papers(write, page):
@@ -110,7 +110,6 @@ def test_choices_still_open_and_made(write, page, tmp_path):
     found = candidates("auto", options, tmp_path)
     for run, candidate in found[:2]:
         write(run.name, model="auto", lr=candidate.lr)
-    assert rows(page(), "CIFAR-10")["auto"][2] == "choice still open"
     shown = rows(page(), "How learning rates and scales were chosen")["auto"]
     assert shown[0].endswith("lr1: missing, lr2.5: missing")
     assert shown[1] == "none so far"
