@@ -51,6 +51,21 @@ def test_again_over_what_an_earlier_demo_left(quick, tmp_path, monkeypatch):
     assert record.config.label_smoothing == 0.1
 
 
+@pytest.mark.parametrize(("cores", "seeds"), [(1, 1), (2, 2), (64, 2)])
+def test_the_demo_fits_the_machine(quick, tmp_path, monkeypatch, cores, seeds):
+    asked = []
+
+    def train_all(configs, folder, workers):
+        asked.append((len(configs), workers))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(digits, "_cores", lambda: cores)
+    monkeypatch.setattr(digits, "train_all", train_all)
+    with pytest.raises(KeyboardInterrupt):
+        digits.main(tmp_path, quick)
+    assert asked == [(4 * seeds, min(cores, 4 * seeds))]
+
+
 def test_another_process_finds_the_same(quick, tmp_path):
     config = digits.configurations(quick, seeds=2)[-1]
     (here,) = digits.train_all([config], tmp_path / "here", workers=1)

@@ -97,7 +97,7 @@ def _described(why: BaseException) -> tuple[str, int]:
     if isinstance(why, CycloptsError):
         return str(why), 2
     if isinstance(why, KeyboardInterrupt):
-        return "interrupted; the same command goes on from its last checkpoint", 130
+        return str(why) or "interrupted", 130
     if isinstance(why, EXPECTED):
         return str(why), 1
     return f"unexpected {type(why).__name__}: {why} (--debug shows where it comes from)", 1

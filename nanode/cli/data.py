@@ -1,12 +1,12 @@
 """``nanode data``: which data sets there are, and getting them ahead of a run."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from nanode.data import SOURCES, data_root, load, video
+from nanode.data.source import show_progress
 from nanode.training.values import check_choice
 
 command = App(name="data")
@@ -38,15 +38,9 @@ def fetch(
     """
     check_choice("the data set", name, [*SOURCES, *video.SOURCES])
     if name in video.SOURCES:
-        clips = video.load(name, root=root, progress=_show)
+        clips = video.load(name, root=root, progress=show_progress)
         print(clips.train, clips.test, sep="\n")
         return
-    data = load(name, root, progress=_show)
+    data = load(name, root, progress=show_progress)
     shape = "×".join(str(side) for side in data.shape)
     print(f"{name}: {len(data.train):,} images of {shape} to train, {len(data.test):,} to test")
-
-
-def _show(file: str, there: int, size: int) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if there == size else ""
-        print(f"\r{file}  {there / size:4.0%} of {size / 1e6:,.1f} MB", end=end, file=sys.stderr)

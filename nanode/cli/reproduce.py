@@ -6,6 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from nanode.experiments import EXPERIMENTS, Options, Outcome, over, reproduce
+from nanode.experiments.execution import BrokenOff
+from nanode.experiments.plan import Experiment
+from nanode.training.files import check_writable
+from nanode.training.interrupts import asked_to_stop
 from nanode.training.values import check_choice
 from nanode.training.video import VideoRecord
 
@@ -18,7 +22,7 @@ def command(
     seeds: int = Options.seeds,
     budget: str = Options.budget,
     root: Path = Path("runs"),
-    out: Path = Path("results"),
+    out: Path | None = None,
     data_root: str | None = None,
     minutes: float | None = None,
 ) -> None:
@@ -29,16 +33,17 @@ def command(
     name
         The experiment; without a name all are listed.
     data
-        One or more data sets.
+        One or more data sets; figures are on CIFAR-10.
     seeds
-        How many runs there are of each row of the paper.
+        How many runs there are of each row of the paper; figures have one unless the budget is
+        full.
     budget
         short, full, or tiny (seconds on a CPU, on the digits that come with the package).
     root
         The folder for the folders of the runs. What is over there is not repeated, and what was
         interrupted goes on: the same command may be given again and again.
     out
-        The folder for the report.
+        The folder for the report; by default ``report`` in the folder of the runs.
     data_root
         The folder of the data sets; by default the one that NANODE_DATA names, or the user's cache.
     minutes
@@ -50,9 +55,26 @@ def command(
         return
     check_choice("the experiment", name, EXPERIMENTS)
     experiment, options = EXPERIMENTS[name], Options(tuple(data), seeds, budget, data_root)
-    for outcome in reproduce(experiment, root, options, minutes=minutes):
-        if outcome.new:
-            print(_line(outcome), flush=True)
+    out = root / "report" if out is None else out
+    for folder in (root, out):
+        check_writable(folder)
+    broken: BrokenOff | None = None
+    with asked_to_stop() as asked:
+        try:
+            for outcome in reproduce(experiment, root, options, minutes=minutes, asked=asked):
+                if outcome.new:
+                    print(_line(outcome), flush=True)
+        except BrokenOff as why:  # what is there is reported all the same
+            broken = why
+        _report(experiment, root, out, options)
+        if broken is not None:
+            raise broken
+        if asked():
+            raise KeyboardInterrupt("interrupted; the same command goes on from here")
+
+
+def _report(experiment: Experiment, root: Path, out: Path, options: Options) -> None:
+    """Write and print the report, and say how many runs are still to come."""
     for path in experiment.report(root, out, options):
         if path.suffix == ".md":
             print(f"\n{path.read_text(encoding='utf-8')}")

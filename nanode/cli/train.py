@@ -8,11 +8,14 @@ from cyclopts import App, Parameter
 
 from nanode.cli.settings import settings_over_a_base
 from nanode.training import TrainConfig, train
+from nanode.training.interrupts import asked_to_stop
 from nanode.training.setup import make_model
 from nanode.training.video import VideoConfig, train_video
 from nanode.training.video.setup import make_model as make_video_model
 
 command = App(name="train")
+
+GOES_ON = "interrupted; the same command goes on from here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,10 @@ def image(
     """
     # A name it can't make shows before data are fetched.
     make_model(settings, channels=3, classes=10)
-    record = train(settings, run.out, run.resume)
-    assert record.metrics is not None
+    with asked_to_stop() as asked:
+        record = train(settings, run.out, run.resume, asked)
+    if record.metrics is None:
+        raise KeyboardInterrupt(GOES_ON)
     for split in ("validation", "test"):
         accuracy, loss = (
             getattr(record.metrics, f"{split}_{kind}") for kind in ("accuracy", "loss")
@@ -72,8 +77,10 @@ def video(
     """
     # A name it can't make shows before data are fetched.
     make_video_model(settings, channels=1, size=64)
-    record = train_video(settings, run.out, run.resume)
-    assert record.metrics is not None
+    with asked_to_stop() as asked:
+        record = train_video(settings, run.out, run.resume, asked)
+    if record.metrics is None:
+        raise KeyboardInterrupt(GOES_ON)
     best, test = record.metrics.best_train, record.metrics.test
     print(f"train  loss {best.elbo.loss_sum:.5f} at best, at step {best.step:,}")
     print(

@@ -57,7 +57,7 @@ class Crop(Augmentation):
         """Padding must stay below the image's side."""
         if self.padding >= min(shape[1:]):
             raise ValueError(
-                f"expected padding below the image's side, {min(shape[1:])} pixels, "
+                f"expected padding (crop) below the image's side, {min(shape[1:])} pixels, "
                 f"got {self.padding}"
             )
 
@@ -120,6 +120,13 @@ class Cutout(Augmentation):
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"expected a square of at least 1 pixel, got {self.size}")
+
+    def check(self, shape: Shape) -> None:
+        """The square must be smaller than the image."""
+        if self.size >= min(shape[1:]):
+            raise ValueError(
+                f"expected cutout below the image's side, {min(shape[1:])} pixels, got {self.size}"
+            )
 
     def draw(self, count: int, shape: Shape, generator: Generator) -> Tensor:
         """The pixel (row, column) around which each square lies."""

@@ -1,14 +1,20 @@
 """Taking known files out of a tar archive."""
 
+import contextlib
 import os
 import shutil
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from nanode.data.download import STALE
 from nanode.data.source import DataError
+
+#: Ends the names of folders that are being filled.
+UNPACKING = ".unpacking"
 
 
 def extract(archive: Path, members: Mapping[str, int], folder: Path) -> None:
@@ -19,7 +25,10 @@ def extract(archive: Path, members: Mapping[str, int], folder: Path) -> None:
     members are passed over, and what has another size is an error. Files appear by renaming, from
     a folder beside ``folder`` that is gone at the end.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+    _remove_stale(folder)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}.", suffix=UNPACKING, dir=folder.parent
+    ) as scratch:
         written: dict[str, Path] = {}
         try:
             with tarfile.open(archive, "r|gz") as tar:
@@ -45,3 +54,12 @@ def extract(archive: Path, members: Mapping[str, int], folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         for name, path in written.items():
             os.replace(path, folder / name.rsplit("/", 1)[-1])
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what processes that were killed have left; a live one writes all the time."""
+    for scratch in folder.parent.glob(f".{folder.name}.*{UNPACKING}"):
+        with contextlib.suppress(OSError):  # another process was faster
+            last = max(path.stat().st_mtime for path in (scratch, *scratch.iterdir()))
+            if time.time() - last > STALE:
+                shutil.rmtree(scratch, ignore_errors=True)

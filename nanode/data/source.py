@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,14 @@ ANOTHER = (
 
 #: Called with a file's name, the bytes that are there, and the bytes there will be.
 Progress = Callable[[str, int, int], None]
+
+
+def show_progress(file: str, there: int, size: int) -> None:
+    """How far a download is, on a terminal."""
+    if sys.stderr.isatty():
+        end = "\n" if there == size else ""
+        print(f"\r{file}  {there / size:4.0%} of {size / 1e6:,.1f} MB", end=end, file=sys.stderr)
+
 
 CHUNK = 1 << 20
 

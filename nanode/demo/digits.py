@@ -115,17 +115,26 @@ def _curves(cells: Mapping[str, Cell]) -> dict[str, list[tuple[float, Spread]]]:
     return curves
 
 
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def main(
     folder: Path = FOLDER,
     base: TrainConfig | None = None,
-    seeds: int = SEEDS,
+    seeds: int | None = None,
     workers: int | None = None,
 ) -> None:
-    """Train all models, print their table and draw their figure."""
+    """Train all models, print their table and draw their figure; on one core with one seed."""
     start = perf_counter()
     base = replace(recipe("digits-tiny") if base is None else base, progress=False)
+    cores = _cores()
+    seeds = (SEEDS if cores > 1 else 1) if seeds is None else seeds
     configs = configurations(base, seeds)
-    workers = min(len(configs), os.cpu_count() or 1) if workers is None else workers
+    workers = min(len(configs), cores) if workers is None else workers
     print(f"Training {len(ROWS)} models with {seeds} seeds, {workers} at a time:")
     runs = folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)  # those of an earlier demo

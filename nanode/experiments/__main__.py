@@ -2,9 +2,8 @@
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,18 @@ from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, rep
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
+from nanode.training.interrupts import asked_to_stop
 from nanode.training.video import VideoMetrics
-
-#: Signals that asked this process to end.
-_asked: list[int] = []
-
-
-def _note(number: int, _: object) -> None:
-    """The current step ends and a checkpoint is written; a second signal breaks off."""
-    if _asked:
-        raise KeyboardInterrupt
-    _asked.append(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out an experiment, or list its runs, or report on them."""
     given = _parser().parse_args(arguments)
     try:
-        _act(given)
-        if _asked:
-            raise KeyboardInterrupt
+        with asked_to_stop() as asked:
+            _act(given, asked)
+            if asked():
+                raise KeyboardInterrupt
     except (OSError, ValueError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 2
@@ -45,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _act(given: argparse.Namespace) -> None:
+def _act(given: argparse.Namespace, asked: Callable[[], bool]) -> None:
     experiment = EXPERIMENTS[given.experiment]
     options = _options(given)
     root = Path(given.root)
@@ -72,7 +63,7 @@ def _act(given: argparse.Namespace) -> None:
             overrides=dict(given.set),
             prune=given.prune,
             only=given.only,
-            asked=lambda: bool(_asked),
+            asked=asked,
             trained=lambda: _archive(given, root),
         ):
             if outcome.new:
@@ -196,6 +187,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and what a time limit sends first
-        signal.signal(number, _note)
     sys.exit(main())

@@ -19,9 +19,11 @@ import torch
 from nanode.experiments.measurements import MEASUREMENTS, measure
 from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.experiments.video import FILM
-from nanode.training import Diverged, RunRecord, train
+from nanode.training import Diverged, RunRecord, TrainConfig, train
 from nanode.training.checkpoints import check_same, last_checkpoint
+from nanode.training.setup import load_data
 from nanode.training.video import VideoConfig, VideoRecord, train_video
+from nanode.training.video.setup import load_clips
 
 #: What a run that is over doesn't need any more; its record and its journal stay.
 LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
@@ -126,8 +128,10 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     """The same; runs that break off are noted in ``broken``, with the reason."""
     runs = [replace(run, config=changed(run.config, changes)) for run in planned]
-    # All folders are looked at first: what doesn't fit shows before anything is trained.
+    # All folders and data are looked at first: what doesn't fit shows before anything is trained.
     ended = {run.name for run in runs if over(run, root)}
+    if not stop():
+        _read_data([run.config for run in runs if run.name not in ended])
     in_a_row: set[str] = set()
     record: RunRecord | VideoRecord | None
     for run in runs:
@@ -156,6 +160,15 @@ def _outcomes(
         if prune:
             remove_large(folder)
         yield Outcome(run, record, new)
+
+
+def _read_data(configs: Iterable[TrainConfig | VideoConfig]) -> None:
+    """Have every data set once, each fetched if it is missing."""
+    for config in {(c.data, c.data_root): c for c in configs}.values():
+        if isinstance(config, VideoConfig):
+            load_clips(config, torch.device("cpu"))
+        else:
+            load_data(config)
 
 
 def _complain(broken: Mapping[str, str], more: str = "") -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nanode.experiments.measurements import measured
+from nanode.models.rows import buckets_of
 from nanode.reports.records import find_record_of
 from nanode.training import RunRecord, TrainConfig, recipe
 from nanode.training.config import Settings, differences
@@ -160,7 +161,8 @@ def configured(
     base = read_recipe(f"{name}-tiny" if options.tiny else name)
     own: dict[str, Any] = {"model": model, "data": data, "data_root": options.data_root}
     if options.tiny:
-        own |= {"epochs": 1, "options.steps": min(max(steps // 3, 1), 4)}
+        few = min(max(steps // 3, 1), 4)
+        own |= {"epochs": 1, "options.steps": max(few, min(buckets_of(model), 10))}
     else:
         place = "compile" if base.preset == "staged" else "options.compile"
         own |= {place: True, "options.steps": steps}

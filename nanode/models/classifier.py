@@ -1,5 +1,6 @@
 """Image classifiers: stem, one or more flows with downsampling between, head."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 from nanode.gradients import Backprop, Backsolve, Checkpointed, Gradient, Reversal
 from nanode.models.layers import NORMS, MakeNorm, basic, bottleneck
-from nanode.models.rows import Setting, make_flow
+from nanode.models.rows import Setting, buckets_of, make_flow
 from nanode.solvers import (
     RK4,
     Coupled,
@@ -97,8 +98,9 @@ def create(
     """A classifier by the name of its row, such as ``t-nanode-10``.
 
     ``steps`` counts evaluations of f in each flow, whatever the solver, so that rows with different
-    solvers do the same work; the solver then takes steps / (evaluations a step) steps. ``scale`` is
-    the block's; by default 1, or the number of solver steps for the ResNet rows.
+    solvers do the same work; the solver then takes steps / (evaluations a step) steps. By default
+    they are the preset's, or as many as the row has buckets. ``scale`` is the block's; by default
+    1, or the number of solver steps for the ResNet rows.
 
     >>> import torch
     >>> model = create("t-nanode-3", preset="tiny", channels=1)
@@ -111,7 +113,15 @@ def create(
     make_gradient = _chosen("gradient", gradient, GRADIENTS)
     checked_count("channels", channels, least=1)
     checked_count("classes", classes, least=2)
-    evaluations = checked_count("steps", shape.steps if steps is None else steps, least=1)
+    buckets = buckets_of(name)
+    least = max(shape.steps, -(-buckets // cost) * cost)  # every bucket is evaluated
+    evaluations = checked_count("steps", least if steps is None else steps, least=1)
+    if evaluations < buckets:
+        warnings.warn(
+            f"{name} makes {evaluations} evaluations: of its {buckets} buckets no more than that "
+            f"are ever used; steps={buckets} uses all",
+            stacklevel=2,
+        )
     if evaluations % cost:
         raise ValueError(
             f"steps counts evaluations, and {solver} makes {cost} a step: expected a multiple of "
@@ -155,6 +165,6 @@ def _chosen(what: str, name: str, options: dict[str, Any]) -> Any:
     """The option of that name, or an error that suggests the nearest."""
     if not isinstance(name, str) or name not in options:
         near = get_close_matches(str(name), options, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"there is no {what} {name!r}{hint} Choices: {', '.join(options)}")
     return options[name]

@@ -104,8 +104,18 @@ def make_flow(name: str, setting: Setting) -> Flow:
         number = checked_count(f"the number in {name!r}", int(match[2]), least=1)
         return _ROWS[pattern](setting, number)
     near = get_close_matches(pattern, _ROWS, n=1) or get_close_matches(f"{name}-D", _ROWS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     raise ValueError(f"there is no model {name!r}{hint} Models: {', '.join(_ROWS)}")
+
+
+def buckets_of(name: str) -> int:
+    """How many pieces in time a row's weights have, each of which wants an evaluation.
+
+    >>> buckets_of("b-nanode-100"), buckets_of("t-nanode-10")
+    (100, 1)
+    """
+    found = re.match(r"b-nanode-(\d+)", name)
+    return int(found[1]) if found else 1
 
 
 #: Makes the basis of a row with so many parts.

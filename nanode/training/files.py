@@ -5,18 +5,27 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+#: Ends the names of files that are being written.
+HALF = ".half"
+
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Have ``write`` make a file or folder beside ``path``, then put it there in one move.
 
     What was at ``path`` stays until then, and stays if writing fails.
     """
-    half = path.with_name(f".{path.name}.{os.getpid()}.half")
+    half = path.with_name(f".{path.name}.{os.getpid()}{HALF}")
     try:
         write(half)
         _reach_disk(half)
         os.replace(half, path)
     finally:
+        _remove(half)
+
+
+def remove_halves(folder: Path) -> None:
+    """Remove what an earlier process that was killed while it wrote has left in a folder."""
+    for half in folder.glob(f".*{HALF}"):
         _remove(half)
 
 

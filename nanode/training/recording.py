@@ -10,7 +10,7 @@ from nanode.training.config import Settings
 from nanode.training.costs import describe, flows
 from nanode.training.documents import save_config
 from nanode.training.environment import commit, hardware, now, versions
-from nanode.training.files import check_writable
+from nanode.training.files import check_writable, remove_halves
 from nanode.training.journal import Journal
 from nanode.training.loop import Diverged
 from nanode.training.progress import Clock
@@ -89,6 +89,7 @@ def carry_out(
     """Run a loop from a step to its end or until it is stopped; the record says how far it came."""
     config = record.config
     folder.mkdir(parents=True, exist_ok=True)
+    remove_halves(folder)
     save_config(config, folder / "config.yaml")
     with Journal(folder, step, tensorboard=config.tensorboard, progress=config.progress) as journal:
         loop = make_loop(journal)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Images, load
+from nanode.data.source import show_progress
 from nanode.models import create
 from nanode.training.average import Average
 from nanode.training.calibration import calibrate
@@ -122,7 +123,8 @@ def make_fabric(config: Settings) -> "Fabric":
 
 def load_data(config: TrainConfig) -> ImageData:
     """The data set, with held-out images unless the configuration wants none."""
-    data = load(config.data, config.data_root)
+    progress = show_progress if config.progress else None
+    data = load(config.data, config.data_root, progress=progress)
     # One seed for all runs: what a choice was made on is never trained on by another seed's run.
     return data if config.validation == 0 else data.hold_out(config.validation, seed=0)
 

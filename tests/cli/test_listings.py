@@ -83,8 +83,8 @@ def test_fetching_without_a_network(nanode, monkeypatch, tmp_path, option):
 
 @pytest.mark.parametrize("there", [0, 1])
 def test_progress_is_shown_on_terminals_alone(nanode, monkeypatch, capsys, there):
-    from nanode.cli import data
+    from nanode.data.source import show_progress
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: bool(there))
-    data._show("a.tar.gz", 1_500_000, 3_000_000)
+    show_progress("a.tar.gz", 1_500_000, 3_000_000)
     assert capsys.readouterr().err == ("\ra.tar.gz   50% of 3.0 MB" if there else "")

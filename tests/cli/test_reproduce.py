@@ -1,10 +1,11 @@
 """Experiments through the command line, with one of two short runs."""
 
+import signal
 from dataclasses import dataclass, replace
 
 import pytest
 
-from nanode.experiments import EXPERIMENTS, Planned
+from nanode.experiments import EXPERIMENTS, Planned, execution
 from nanode.training import RunRecord, load_config
 
 
@@ -94,3 +95,47 @@ def test_all_are_listed(nanode):
     assert status == 0
     shown = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
     assert shown == {name: experiment.summary for name, experiment in EXPERIMENTS.items()}
+
+
+def test_what_breaks_off_is_reported_all_the_same(give, tmp_path, monkeypatch):
+    original = execution.train
+
+    def train(config, folder, **options):
+        if config.seed == 0:
+            raise RuntimeError("too little memory")
+        return original(config, folder, **options)
+
+    monkeypatch.setattr(execution, "train", train)
+    status, out, err = give()
+    assert status == 1
+    assert "pair/seed1 is finished" in out
+    assert "Runs still to come: 1." in out
+    assert "these runs broke off" in err
+    assert "too little memory" in err
+
+
+def test_an_interrupt_is_reported_all_the_same(give, tmp_path, monkeypatch):
+    original = execution.train
+
+    def train(config, folder, **options):
+        signal.raise_signal(signal.SIGTERM)
+        return original(config, folder, **options)
+
+    monkeypatch.setattr(execution, "train", train)
+    status, out, err = give()
+    assert (status, err) == (130, "nanode: interrupted; the same command goes on from here\n")
+    assert "pair/seed0 is running" in out
+
+
+def test_reports_are_beside_the_runs_by_default(nanode, tmp_path):
+    """Not where a checkout has its own."""
+    root, few = tmp_path / "runs", ("--budget", "tiny", "--minutes", "1e-9")
+    assert nanode("reproduce", "figure-order-test", *few, "--root", root).status == 0
+    assert (root / "report" / "figure-order-test.md").exists()
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(give, tmp_path):
+    (tmp_path / "results").write_text("a file")
+    status, out, err = give()
+    assert (status, out) == (1, "")
+    assert "can't be made" in err

@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 
 import pytest
 
 from nanode import data
 from nanode.training import RunRecord, load_config
+from nanode.training.loop import Loop
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_evaluating_gives_the_recorded_numbers(trained, nanode, run_folder, spli
 def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path, monkeypatch):
     asked = []
 
-    def load(name, root):
+    def load(name, root, progress):
         asked.append(root)
         return data.load(name)
 
@@ -54,6 +56,24 @@ def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path
     assert nanode("evaluate", run_folder).status == 0
     assert nanode("evaluate", run_folder, "--data-root", tmp_path / "other").status == 0
     assert asked == [str(tmp_path / name) for name in ("first", "first", "other")]
+
+
+def test_an_interrupt_leaves_a_checkpoint_at_the_step(nanode, quick, run_folder, monkeypatch):
+    original, count = Loop._step, []
+
+    def step(self, images, labels):
+        count.append(1)
+        if len(count) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, images, labels)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    give = ("train", "image", "--config", quick, "--out", run_folder)
+    expected = "nanode: interrupted; the same command goes on from here\n"
+    assert nanode(*give) == (130, "", expected)
+    assert len(count) == 3
+    assert nanode(*give).status == 0
+    assert len(count) == 10  # ten steps in all, none made twice
 
 
 def test_a_finished_run_is_not_repeated(trained, nanode, quick, run_folder):
@@ -84,7 +104,8 @@ def test_a_folder_that_is_taken(trained, nanode, quick, run_folder):
         (("--preset", "stagd"), "did you mean 'staged'?"),
         (("--options.step", "3"), "unexpected keyword argument 'step'"),
         (("--batch-size", "5000"), "has 1,294 images, fewer than a batch of 5,000"),
-        (("--augment.crop", "9"), "expected padding below the image's side, 8 pixels, got 9"),
+        (("--augment.crop", "9"), "expected padding (crop) below the image's side, 8 pixels"),
+        (("--augment.cutout", "8"), "expected cutout below the image's side, 8 pixels, got 8"),
         (("--epochs", "0"), "epochs must be a whole number of at least 1, got 0"),
     ],
 )

@@ -1,7 +1,9 @@
 """CIFAR from archives in the official layout; names and records are those of the real files."""
 
+import os
 import shutil
 import tarfile
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -137,6 +139,19 @@ def test_no_path_of_the_archive_is_used(tmp_path):
     extract(tmp_path / "a.tar.gz", {"d/a": 3}, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "a.tar.gz", "out"]
     assert (tmp_path / "out" / "a").read_bytes() == b"abc"
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    """Once it is still for long: another process may be at work."""
+    (tmp_path / "a.tar.gz").write_bytes(tar_of({"d/a": b"abc"}))
+    old, new = tmp_path / ".out.old.unpacking", tmp_path / ".out.new.unpacking"
+    for scratch in (old, new):
+        scratch.mkdir()
+        (scratch / "0").write_bytes(b"a")
+    for path in (old / "0", old):
+        os.utime(path, (time.time() - 1000,) * 2)
+    extract(tmp_path / "a.tar.gz", {"d/a": 3}, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, "a.tar.gz", "out"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import nanode.training.run
-from nanode.experiments import Options, Planned, execute, reproduce
+from nanode.data import DataError
+from nanode.experiments import Options, Planned, execute, execution, reproduce
 from nanode.experiments.execution import BrokenOff, matches, outcomes, until
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.training import OptimizerConfig, RunRecord, train
@@ -331,6 +332,21 @@ def test_plans_that_grow_are_carried_out_to_the_end(tmp_path, runs):
     names = [o.planned.name for o in reproduce(Growing(), tmp_path, Options())]
     assert names == ["some/seed0", "some/seed1"]
     assert [o.new for o in reproduce(Growing(), tmp_path, Options(), only=["*/seed1"])] == [False]
+
+
+def test_data_that_cannot_be_had_show_before_anything_is_trained(
+    tmp_path, runs, steps, monkeypatch
+):
+    def load_data(config):
+        if config.data == "cifar100":
+            raise DataError("cifar-100-binary.tar.gz is not there")
+
+    monkeypatch.setattr(execution, "load_data", load_data)
+    last = replace(runs[1], config=replace(runs[1].config, data="cifar100"))
+    with pytest.raises(DataError, match="is not there"):
+        list(execute([runs[0], last], tmp_path))
+    assert steps.count == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_patterns():

@@ -49,6 +49,7 @@ def test_every_model_runs_and_all_its_parameters_get_gradients(name, preset):
 def test_parameters_are_those_of_the_golden_file(name, preset):
     golden = json.loads(GOLDEN.read_text())
     assert shapes(name, preset) == golden[f"{preset}/{name}"]
+    assert len(golden) == len(MODELS) * len(TINY)  # no name that there was
 
 
 def convolution_weights(model: nn.Module) -> int:
@@ -165,3 +166,16 @@ def test_bad_input(options, message):
 if __name__ == "__main__":
     found = {f"{preset}/{name}": shapes(name, preset) for preset in TINY for name in MODELS}
     GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def test_every_bucket_is_evaluated():
+    def steps(name, **options):
+        blocks = create(name, preset="tiny", **options).modules()
+        return {block.steps for block in blocks if isinstance(block, nanode.ODEBlock)}
+
+    (usual,) = steps("t-nanode-3")
+    assert steps("b-nanode-3") == {usual}
+    assert steps("b-nanode-33") == {33}
+    assert steps("b-nanode-33", solver="coupled-euler") == {17}  # of two evaluations
+    with pytest.warns(UserWarning, match="of its 33 buckets no more than that are ever used"):
+        assert steps("b-nanode-33", steps=4) == {4}

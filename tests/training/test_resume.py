@@ -107,3 +107,16 @@ def test_a_run_that_is_told_to_stop_goes_on_later(tmp_path, config, perceptron, 
     assert RunRecord.load(tmp_path / "parts" / "run.json") == half
     assert train(config, tmp_path / "parts").metrics == whole.metrics
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_what_was_being_written_when_a_process_was_killed_is_removed(
+    tmp_path, config, perceptron, interrupt
+):
+    config, folder = replace(config, options={}), tmp_path / "run"
+    interrupt(12)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, folder)
+    (folder / ".run.json.99.half").write_text("{")
+    interrupt(100)
+    train(config, folder)
+    assert not list(folder.rglob(".*"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nanode.data.source import show_progress
 from nanode.data.video import VideoData, load
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, create
@@ -115,7 +116,9 @@ def prepare(config: VideoConfig) -> VideoSetup:
 def load_clips(config: VideoConfig, device: torch.device, name: str | None = None) -> VideoData:
     """The clips of a configuration, or others by name."""
     options = config.data_options if name in (None, config.data) else {}
-    return load(name or config.data, root=config.data_root, device=device, **options)
+    progress = show_progress if config.progress else None
+    place = config.data_root
+    return load(name or config.data, root=place, device=device, progress=progress, **options)
 
 
 def check_length(clips: Clips, needed: int, what: str) -> None:
