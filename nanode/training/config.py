@@ -194,7 +194,7 @@ class TrainConfig:
     channels_last: bool = False
     """Compute in that memory layout."""
     profile: bool = False
-    """Time a training step with and without its flows at the end, for the share of the flows."""
+    """Time a training step with and without its flows beforehand, for the share of the flows."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)

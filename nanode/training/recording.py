@@ -34,7 +34,10 @@ def begun(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | No
     check_writable(folder)
     earlier = earlier_record(kind, config, folder, resume)
     if earlier is not None and earlier.status == "failed":
-        raise Diverged(f"the run in {folder} failed before and would again: {earlier.message}")
+        raise Diverged(
+            f"the run in {folder} failed before and would again (delete it to try all the same): "
+            f"{earlier.message}"
+        )
     return earlier
 
 

@@ -95,13 +95,18 @@ def test_every_recipe_has_a_tiny_variant(name):
     assert (tiny.augment.cutout > 0) == (whole.augment.cutout > 0)
 
 
-#: Of guessing: ln 10 = 2.303. The rates of short runs have hardly begun to rise.
-LOSSES = {"digits-tiny": 1.1, "staged-tiny": 1.9, "table1-long-tiny": 2.2, "table1-tiny": 2.26}
+#: Epochs, and a bound on the last one's loss: of guessing it is ln 10 = 2.303.
+LOSSES = {
+    "digits-tiny": (2, 1.1),
+    "staged-tiny": (2, 1.9),
+    "table1-long-tiny": (12, 1.35),  # 1.17 was found
+    "table1-tiny": (10, 1.75),  # 1.54 was found
+}
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-tiny")])
 def test_the_loss_of_every_tiny_recipe_falls(name, tmp_path):
-    record = train(replace(recipe(name), epochs=2, progress=False), tmp_path)
+    epochs, bound = LOSSES[name]
+    record = train(replace(recipe(name), epochs=epochs, progress=False), tmp_path)
     assert record.status == "finished"
-    first, second = record.curves
-    assert second.train_loss < min(first.train_loss, LOSSES[name])
+    assert record.curves[-1].train_loss < min(record.curves[0].train_loss, bound)
