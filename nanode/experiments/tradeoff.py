@@ -174,7 +174,8 @@ def _by_steps(found: Mapping[tuple[int, float], Read]) -> Panel:
         for (order, weight), read in found.items()
         if read.steps is not None
     }
-    return Panel(title="fewer steps", x="steps", y="held-out accuracy, %", series=series)
+    ticks = sorted({steps for points in series.values() for steps, _ in points})
+    return Panel("fewer steps", "steps", "held-out accuracy, %", series, ticks=ticks)
 
 
 def _points(reads: Mapping[Any, Read], key: str, factor: float) -> list[tuple[float, Spread]]:

@@ -40,7 +40,7 @@ def settings_table(
     found = {name: settings(records) for name, records in rows if records}
     if not found:
         return ""
-    keys = list(next(iter(found.values())))
+    keys = [key for key in next(iter(found.values())) if key not in header]
     values = {key: {row[key] for row in found.values()} for key in keys}
     varied = [key for key, seen in values.items() if len(seen) > 1]
     common = [
