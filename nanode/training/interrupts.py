@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as a request: the current step ends, and a checkpoint is written."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         if came:
             raise KeyboardInterrupt
         came.append(number)
+        print("\nstopping after this step; a second time breaks off at once", file=sys.stderr)
 
     here = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if here else ()

@@ -1,0 +1,32 @@
+import signal
+import threading
+
+import pytest
+
+from nanode.training.interrupts import asked_to_stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_breaks_off(number, capsys):
+    before = signal.getsignal(number)
+    with asked_to_stop() as asked:
+        assert not asked()
+        signal.raise_signal(number)
+        assert asked()
+        assert "stopping after this step" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
+def test_other_threads_receive_no_signals():
+    found = []
+
+    def work():
+        with asked_to_stop() as asked:
+            found.append(asked())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
