@@ -23,7 +23,16 @@ SCHEDULES = ("one-cycle", "cosine", "constant")
 PENALTIES = ("coefficients", "function", "smoothness")
 PRECISIONS = ("32-true", "bf16-mixed")
 #: What may differ between the two halves of an interrupted run: it changes no result but rounding.
-NEUTRAL = ("data_root", "device", "log_every", "checkpoint_every", "tensorboard", "progress")
+NEUTRAL = (
+    "data_root",
+    "device",
+    "log_every",
+    "checkpoint_every",
+    "tensorboard",
+    "progress",
+    "compile",
+    "options.compile",
+)
 #: Gradient methods that compute one and the same by other means; without a name it is the first.
 ALIKE = (None, "backprop", "checkpointed")
 
@@ -251,7 +260,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = ""
     """The dotted keys whose values decide results and differ, with both values."""
     found = []
     for key in dict.fromkeys([*one, *other]):
-        if not path and key in NEUTRAL:
+        if f"{path}{key}" in NEUTRAL:
             continue
         a, b = one.get(key), other.get(key)
         if f"{path}{key}" == "options.gradient" and a in ALIKE and b in ALIKE:

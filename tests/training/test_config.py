@@ -77,6 +77,7 @@ def test_differences_name_keys_and_values(config):
 
 def test_where_a_run_runs_makes_no_difference(config):
     other = replace(config, device="auto", log_every=3, data_root="elsewhere", progress=True)
+    other = replace(other, compile=True)
     assert differences(config.as_dict(), other.as_dict()) == []
 
 
@@ -87,6 +88,8 @@ def test_where_a_run_runs_makes_no_difference(config):
         ({"gradient": "checkpointed"}, {}, True),
         ({"gradient": "checkpointed"}, {"gradient": "backsolve"}, False),
         ({"gradient": "reversal"}, {}, False),
+        ({"compile": True}, {}, True),
+        ({"scale": 2.0}, {}, False),
     ],
 )
 def test_exact_gradients_make_no_difference(config, there, here, equal):
