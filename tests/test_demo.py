@@ -27,7 +27,7 @@ def test_models_differ_in_nothing_else(quick):
         assert {key for key in found if found[key] != base[key]} <= {"model", "seed"}
 
 
-@pytest.mark.filterwarnings("ignore:b-nanode-10 makes 2 evaluations")
+@pytest.mark.filterwarnings("ignore:b-nanode-10 takes 2 steps")
 def test_the_table_shows_what_was_recorded(quick, tmp_path, capsys):
     digits.main(tmp_path, quick, seeds=1, workers=1)
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

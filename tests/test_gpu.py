@@ -1,6 +1,7 @@
 """Solves on a GPU: what a CPU computes, waiting for nothing. Run by ``make test-gpu``."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -78,3 +79,30 @@ def test_memory_is_constant_in_the_number_of_steps():
     # The norm's statistics belong to the model; what is held is the second copy of the state.
     assert held[160].held == held[10].held <= 2 * x.nbytes
     assert held[10].table_held == held[160].table_held == 0
+
+
+def test_garbage_of_others_is_no_part_of_a_pass():
+    """It may be collected at any time, in the midst of a pass, too."""
+
+    calls = []
+
+    def field(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        calls.append(t)
+        if len(calls) > 3:  # in the second pass, which is the one that is measured
+            gc.collect()
+        return x.tanh()
+
+    block, found = nanode.ODEBlock(field, 3), []
+    x = torch.randn(16, 8, 32, 32, device="cuda")
+    gc.disable()
+    try:
+        for size in (1, 2**20):
+            calls.clear()
+            cycle: list[object] = [torch.empty(size, device="cuda")]
+            cycle.append(cycle)
+            del cycle
+            found.append(nanode.measure_memory(block, x))
+    finally:
+        gc.enable()
+    assert found[0] == found[1]
+    assert found[0].held > 0

@@ -73,7 +73,8 @@ app.meta.suppress_keyboard_interrupt = False
 def run(tokens: Sequence[str]) -> int:
     """Carry out a command; its exit status.
 
-    0, or 1 for what failed, 2 for options that don't exist or lack a value, 130 for Ctrl-C.
+    0, or 1 for what failed, 2 for options that don't exist or lack a value, 130 for Ctrl-C and
+    SIGTERM.
     """
     try:
         app.meta(tokens)

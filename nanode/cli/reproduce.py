@@ -5,11 +5,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from nanode.data import DataError
 from nanode.experiments import EXPERIMENTS, Options, Outcome, over, reproduce
 from nanode.experiments.execution import BrokenOff
 from nanode.experiments.plan import Experiment
 from nanode.training.files import check_writable
-from nanode.training.interrupts import asked_to_stop
+from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.values import check_choice
 from nanode.training.video import VideoRecord
 
@@ -33,10 +34,10 @@ def command(
     name
         The experiment; without a name all are listed.
     data
-        One or more data sets; figures are on CIFAR-10.
+        One or more data sets for the tables of images; their figures are on CIFAR-10.
     seeds
-        How many runs there are of each row of the paper; figures have one unless the budget is
-        full.
+        How many runs there are of each row of a table; figures of images and some rows have one
+        unless the budget is full.
     budget
         short, full, or tiny (seconds on a CPU, on the digits that come with the package).
     root
@@ -58,19 +59,19 @@ def command(
     out = root / "report" if out is None else out
     for folder in (root, out):
         check_writable(folder)
-    broken: BrokenOff | None = None
+    broken: Exception | None = None
     with asked_to_stop() as asked:
         try:
             for outcome in reproduce(experiment, root, options, minutes=minutes, asked=asked):
                 if outcome.new:
                     print(_line(outcome), flush=True)
-        except BrokenOff as why:  # what is there is reported all the same
+        except (BrokenOff, DataError, OSError) as why:  # what is there is reported all the same
             broken = why
         _report(experiment, root, out, options)
         if broken is not None:
             raise broken
         if asked():
-            raise KeyboardInterrupt("interrupted; the same command goes on from here")
+            raise KeyboardInterrupt(GOES_ON)
 
 
 def _report(experiment: Experiment, root: Path, out: Path, options: Options) -> None:

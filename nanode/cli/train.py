@@ -8,14 +8,12 @@ from cyclopts import App, Parameter
 
 from nanode.cli.settings import settings_over_a_base
 from nanode.training import TrainConfig, train
-from nanode.training.interrupts import asked_to_stop
+from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.setup import make_model
 from nanode.training.video import VideoConfig, train_video
 from nanode.training.video.setup import make_model as make_video_model
 
 command = App(name="train")
-
-GOES_ON = "interrupted; the same command goes on from here"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,7 +135,7 @@ def main(
     seeds = (SEEDS if cores > 1 else 1) if seeds is None else seeds
     configs = configurations(base, seeds)
     workers = min(len(configs), cores) if workers is None else workers
-    print(f"Training {len(ROWS)} models with {seeds} seeds, {workers} at a time:")
+    print(f"Training {len(ROWS)} models, seeds {seeds}, {workers} at a time:")
     runs = folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)  # those of an earlier demo
     records = train_all(configs, runs, workers)

@@ -12,7 +12,7 @@ from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, rep
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
-from nanode.training.interrupts import asked_to_stop
+from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.video import VideoMetrics
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {why}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(GOES_ON, file=sys.stderr)
         return 130
     return 0
 

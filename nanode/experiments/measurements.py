@@ -37,7 +37,8 @@ def steps(folder: Path) -> dict[str, Any]:
     """Accuracy with fewer steps, norm statistics interpolated in time or found anew.
 
     The fewest steps are chosen on held-out images, on statistics found anew; test images are read
-    with these alone, unless they are those of the run. All finer grids keep the accuracy too.
+    with these alone, unless they are those of the run, or the run reads none. All finer grids keep
+    the accuracy too.
     """
     model, config = load_model(folder)
     coarse = _Coarse(model, config)
@@ -47,13 +48,14 @@ def steps(folder: Path) -> dict[str, Any]:
     fewest = fewest_steps(grids, grids[0]["validation_accuracy"] - TOLERANCE)
     assert fewest is not None
     tested = RunRecord.load(folder / "run.json").metrics
+    assert tested is not None
     return {
         "trained_steps": trained,
         "tolerance": TOLERANCE,
         "motion": smoothness_penalty(model).item(),
         "fewest_steps": fewest,
         "fewest_test_accuracy": tested.test_accuracy
-        if fewest == trained and tested is not None
+        if fewest == trained or not config.test
         else coarse.accuracy(coarse.calibrated(fewest), coarse.data.test),
         "grids": grids,
     }

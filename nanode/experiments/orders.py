@@ -43,16 +43,14 @@ class OrderTrain:
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """All orders at one rate, then the first and the last at the shared one."""
-        return [
-            order_train(model, options, lr) for lr in train_rates() for model in train_models(lr)
-        ]
+        return [order_train(model, options, lr) for lr in train_rates() for model in models_at(lr)]
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, with its numbers in a table."""
         runs = {
             (lr, model): order_train(model, options, lr).name
             for lr in train_rates()
-            for model in train_models(lr)
+            for model in models_at(lr)
         }
         fits = {key: measured("fit", root / name) for key, name in runs.items()}
         cells = {key: Cell.read(root, [name]) for key, name in runs.items()}
@@ -94,7 +92,7 @@ class OrderTest:
             order_test(model, options, column, root, seed)
             for seed in range(options.seeds if options.budget == "full" else 1)
             for column in COLUMNS
-            for model in test_models(column, options)
+            for model in models_of(column, options)
         ]
         return list({run.name: run for run in runs if run is not None}.values())
 
@@ -102,9 +100,9 @@ class OrderTest:
         """The figure, with its numbers in a table."""
         panels, parts = [], []
         for column, about in COLUMNS.items():
-            models = test_models(column, options)
+            models = models_of(column, options)
             cells = {model: _test_cell(root, model, options, column) for model in models}
-            orders = test_orders(column, options)
+            orders = orders_of(column, options)
             panels.append(
                 _test_panel(cells, orders, f"K = 10, {column.replace('own', 'own best')}")
             )
@@ -115,7 +113,8 @@ class OrderTest:
             "T-NANODE ahead of B-NANODE for every order below the number of steps. Of one order T "
             "has more to learn: 2d + 1 coefficients a weight, where B has d."
         )
-        undecided = any(choice(f"{kind}-nanode-10", options, root) is None for kind in "tb")
+        bases = ("t-nanode-10", "b-nanode-10", *LINES)
+        undecided = any(choice(model, options, root) is None for model in bases)
         still = standing(self.plan(options, root), root, options, undecided)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
@@ -133,7 +132,7 @@ def train_rates() -> list[float]:
     return [TRAIN_RATE, read_recipe("table1").optimizer.lr]
 
 
-def train_models(lr: float) -> list[str]:
+def models_at(lr: float) -> list[str]:
     """All that the first figure shows at a learning rate."""
     orders = TRAIN_ORDERS if lr == TRAIN_RATE else ENDS
     return [*(f"t-nanode-{order}" for order in orders), LINES[0]]
@@ -156,18 +155,18 @@ def order_train(model: str, options: Options, lr: float) -> Planned:
 #: Panels of the second figure.
 COLUMNS = {
     "shared": "By the shared recipe",
-    "own": "At the learning rates and scales chosen for order 10 and the residual networks",
+    "own": "At the learning rates and scales that Table 1 has chosen for order 10 and ResNets",
 }
 
 
-def test_orders(column: str, options: Options) -> tuple[int, ...]:
+def orders_of(column: str, options: Options) -> tuple[int, ...]:
     """The orders of a panel."""
     return FEW_ORDERS if column == "own" and options.budget == "short" else TEST_ORDERS
 
 
-def test_models(column: str, options: Options) -> list[str]:
+def models_of(column: str, options: Options) -> list[str]:
     """All that a panel shows."""
-    orders = test_orders(column, options)
+    orders = orders_of(column, options)
     return [*(f"{kind}-nanode-{n}" for n in orders for kind in "tb"), *LINES]
 
 
@@ -180,6 +179,8 @@ def order_test(
     theirs = like(base, options.main, options, root, seed)
     if theirs is None or model == base:
         return theirs
+    if theirs == _shared(base, options.main, options, root, seed):
+        column = "shared"  # whose runs serve as well
     config = changed(theirs.config, {"model": model, "profile": False})
     return Planned(f"figure-order-test/{options.main}/{column}/{model}/seed{seed}", config)
 

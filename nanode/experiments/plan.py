@@ -162,7 +162,7 @@ def configured(
     own: dict[str, Any] = {"model": model, "data": data, "data_root": options.data_root}
     if options.tiny:
         few = min(max(steps // 3, 1), 4)
-        own |= {"epochs": 1, "options.steps": max(few, min(buckets_of(model), 10))}
+        own |= {"epochs": 1, "options.steps": max(few, buckets_of(model))}
     else:
         place = "compile" if base.preset == "staged" else "options.compile"
         own |= {place: True, "options.steps": steps}

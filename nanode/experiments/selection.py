@@ -39,12 +39,13 @@ class Candidate:
 
 
 def best(
-    candidates: Sequence[tuple[Planned, Candidate]], root: Path | None, margin: float = 0.0
+    candidates: Sequence[tuple[Planned, Candidate]], root: Path | None, images: int | None = None
 ) -> Candidate | None:
     """The candidate with the highest validation accuracy, the first of equals.
 
-    With a margin it is the first of all, unless another is ahead of it by more than that. None as
-    long as one of the runs isn't over as it is planned, or if all of them failed.
+    If it is told of how many images, it is the first of all unless another is ahead of that one by
+    more than its standard error. None as long as one of the runs isn't over as it is planned, or if
+    all of them failed.
     """
     if root is None:
         return None
@@ -60,6 +61,7 @@ def best(
     if not found:
         return None
     (least, first), (most, ahead) = found[0], max(found, key=lambda pair: pair[0])
+    margin = 0.0 if images is None else (least * (1 - least) / images) ** 0.5
     return ahead if most > least + margin else first
 
 

@@ -267,9 +267,9 @@ def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
 
 
 def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
-    chosen = choice(model, options, root)
     if _left_to_longer(model, options):
-        return Cell(note="see longer run")
+        return Cell(note="left to the longer run")
+    chosen = choice(model, options, root)
     if chosen is None:
         begun = _choice_made(model, options, root) is not None
         return Cell(note="choice still open" if begun else "")

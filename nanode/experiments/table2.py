@@ -26,7 +26,7 @@ from nanode.experiments.video_costs import (
     memory_section,
     speed_section,
 )
-from nanode.reports.claims import Claim, judge
+from nanode.reports.claims import WORDS, Claim, judge
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import TABLE2
 from nanode.reports.settings import commit
@@ -75,7 +75,7 @@ class Table2:
         least = [trivial(root, place, options).get("scores", {}) for place in places]
         costs = measured_once(root / MEMORY, measure, options)
         parts = [
-            ABOUT,
+            f"{ABOUT} {WORDS}",
             standing(self.plan(options, root), root, options),
             *comparisons("Moving MNIST", mnist, column=0),
             *comparisons("BAIR", bair, column=1),

@@ -27,9 +27,9 @@ ABOUT = (
     "T-NANODE trained at K = 10 by the shared recipe of Table 1 with a penalty on the motion of "
     "its weights, ∫‖W′(t)‖² dt, or at a lower order; seed 0. “Fewest steps”: the coarsest grid "
     "down to which accuracy on held-out images stays within one point of the trained grid's, norm "
-    "statistics found anew on training batches; and the same for all runs beside the trained grid "
-    f"of order {ORDER} without a penalty. Test images were read once on the trained grid and once "
-    "on the coarsest, if that is another."
+    "statistics found anew on training batches; in the last column, within one point of what order "
+    f"{ORDER} reaches without a penalty on its trained grid. Test images were read once on the "
+    "trained grid and once on the coarsest, if that is another."
 )
 
 
@@ -115,7 +115,8 @@ def _row(order: int, weight: float, read: Read, least: float | None) -> list[obj
     if found is None:
         return [order, f"{weight:g}", "–", read.cell, "–", "–", "–"]
     fewest = f"{found['fewest_steps']} of {found['trained_steps']}"
-    accuracy = f"{100 * found['fewest_test_accuracy']:.2f}"
+    tested = found["fewest_test_accuracy"]
+    accuracy = "–" if tested is None else f"{100 * tested:.2f}"
     common = None if least is None else fewest_steps(found["grids"], least)
     reached = "–" if least is None else "none" if common is None else str(common)
     return [order, f"{weight:g}", f"{found['motion']:.3g}", read.cell, fewest, accuracy, reached]
@@ -182,5 +183,5 @@ def _points(reads: Mapping[Any, Read], key: str, factor: float) -> list[tuple[fl
     return [
         (x, Spread(factor * read.steps[key], None, 1))
         for x, read in reads.items()
-        if read.steps is not None
+        if read.steps is not None and read.steps[key] is not None
     ]

@@ -1,6 +1,5 @@
 """Image classifiers: stem, one or more flows with downsampling between, head."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +11,7 @@ from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 from nanode.gradients import Backprop, Backsolve, Checkpointed, Gradient, Reversal
 from nanode.models.layers import NORMS, MakeNorm, basic, bottleneck
-from nanode.models.rows import Setting, buckets_of, make_flow
+from nanode.models.rows import Setting, buckets_of, make_flow, warn_of_unused_buckets
 from nanode.solvers import (
     RK4,
     Coupled,
@@ -99,8 +98,8 @@ def create(
 
     ``steps`` counts evaluations of f in each flow, whatever the solver, so that rows with different
     solvers do the same work; the solver then takes steps / (evaluations a step) steps. By default
-    they are the preset's, or as many as the row has buckets. ``scale`` is the block's; by default
-    1, or the number of solver steps for the ResNet rows.
+    they are the preset's, or enough for a step in each of the row's buckets. ``scale`` is the
+    block's; by default 1, or the number of solver steps for the ResNet rows.
 
     >>> import torch
     >>> model = create("t-nanode-3", preset="tiny", channels=1)
@@ -113,15 +112,8 @@ def create(
     make_gradient = _chosen("gradient", gradient, GRADIENTS)
     checked_count("channels", channels, least=1)
     checked_count("classes", classes, least=2)
-    buckets = buckets_of(name)
-    least = max(shape.steps, -(-buckets // cost) * cost)  # every bucket is evaluated
-    evaluations = checked_count("steps", least if steps is None else steps, least=1)
-    if evaluations < buckets:
-        warnings.warn(
-            f"{name} makes {evaluations} evaluations: of its {buckets} buckets no more than that "
-            f"are ever used; steps={buckets} uses all",
-            stacklevel=2,
-        )
+    usual = max(shape.steps, buckets_of(name) * cost)
+    evaluations = checked_count("steps", usual if steps is None else steps, least=1)
     if evaluations % cost:
         raise ValueError(
             f"steps counts evaluations, and {solver} makes {cost} a step: expected a multiple of "
@@ -133,6 +125,7 @@ def create(
             "con-resnet"
         )
     count = evaluations // cost
+    warn_of_unused_buckets(name, count, cost)
     stages: list[nn.Module] = []
     before = shape.widths[0]
     for n, width in enumerate(shape.widths):

@@ -10,6 +10,7 @@ figure of Chebyshev weights.
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -109,13 +110,23 @@ def make_flow(name: str, setting: Setting) -> Flow:
 
 
 def buckets_of(name: str) -> int:
-    """How many pieces in time a row's weights have, each of which wants an evaluation.
+    """How many pieces in time a row's weights have, each of which wants a step.
 
     >>> buckets_of("b-nanode-100"), buckets_of("t-nanode-10")
     (100, 1)
     """
     found = re.match(r"b-nanode-(\d+)", name)
     return int(found[1]) if found else 1
+
+
+def warn_of_unused_buckets(name: str, steps: int, cost: int) -> None:
+    """Say that some of a row's weights never act, where a flow takes fewer steps than buckets."""
+    if steps < (buckets := buckets_of(name)):
+        warnings.warn(
+            f"{name} takes {steps} steps: of its {buckets} buckets no more than that are ever "
+            f"used; steps={buckets * cost} (evaluations) uses all",
+            stacklevel=3,
+        )
 
 
 #: Makes the basis of a row with so many parts.

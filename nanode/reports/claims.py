@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from nanode.reports.statistics import Spread
 
 NOT_MEASURED = "not measured"
+#: What the words of a verdict mean.
+WORDS = (
+    "“Within the spread”: no larger than √(s₁² + s₂²) of the two standard deviations, which "
+    "decides nothing; “one seed”: the spread of one side isn't known."
+)
 
 
 @dataclass(frozen=True)

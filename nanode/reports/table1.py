@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanode.reports.claims import NOT_MEASURED, Claim, judge
+from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, judge
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import CITATION, CLAIMS, TABLE1, table1_accuracy
 from nanode.reports.records import Cell
@@ -92,9 +92,8 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
     parts = [
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
-        "the order was reversed). “Within the spread”: no larger than √(s₁² + s₂²) of the two "
-        "standard deviations, which decides nothing; “one seed”: the spread of one side isn't "
-        "known. That something brings nothing holds unless its lead is beyond the spread."
+        f"the order was reversed). {WORDS} That something brings nothing holds unless its lead is "
+        "beyond the spread."
     ]
     for data in sets:
         shown = [

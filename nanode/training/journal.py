@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -54,8 +55,9 @@ class Journal:
         if done or (terminal and time.monotonic() - self._shown > 0.2):
             self._shown = time.monotonic()
             start, clear = ("\r", "\x1b[K") if terminal else ("", "")
-            sys.stderr.write(f"{start}{text}{clear}" + ("\n" if done else ""))
-            sys.stderr.flush()
+            with suppress(OSError):  # nobody may read along any more, which is no reason to stop
+                sys.stderr.write(f"{start}{text}{clear}" + ("\n" if done else ""))
+                sys.stderr.flush()
 
     def __enter__(self) -> "Journal":
         return self

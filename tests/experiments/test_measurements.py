@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nanode.data import load
-from nanode.experiments import Options
-from nanode.experiments.measurements import TOLERANCE, _Coarse, measure, measured
+from nanode.experiments import Options, measurements
+from nanode.experiments.measurements import TOLERANCE, _Coarse, fewest_steps, measure, measured
 from nanode.experiments.memory import measured_once
 from nanode.gradients import Backprop
 from nanode.models import create
@@ -56,8 +56,30 @@ def test_steps(config, tmp_path):
     kept = [g["validation_accuracy"] >= trained - TOLERANCE for g in found["grids"]]
     fewest = 3 - (kept.index(False) if False in kept else 3) + 1
     assert found["fewest_steps"] == fewest
-    if fewest == 3:
-        assert found["fewest_test_accuracy"] == record.metrics.test_accuracy
+
+
+def test_fewest_steps():
+    found = {4: 0.80, 3: 0.82, 2: 0.75, 1: 0.79}
+    grids = [{"steps": n, "validation_accuracy": accuracy} for n, accuracy in found.items()]
+    assert [fewest_steps(grids, least) for least in (0.81, 0.80, 0.78, 0.75)] == [None, 3, 3, 1]
+
+
+@pytest.mark.parametrize(("fewest", "test", "looks"), [(3, True, 0), (2, True, 1), (2, False, 0)])
+def test_the_run_has_read_test_images_on_its_own_grid(
+    config, tmp_path, monkeypatch, fewest, test, looks
+):
+    record = train(replace(config, test=test), tmp_path)
+    images, original, seen = load("digits").test, _Coarse.accuracy, []
+
+    def accuracy(self, model, given):
+        seen.append(torch.equal(given.images, images.images))
+        return original(self, model, given)
+
+    monkeypatch.setattr(_Coarse, "accuracy", accuracy)
+    monkeypatch.setattr(measurements, "fewest_steps", lambda grids, least: fewest)
+    found = measurements.steps(tmp_path)["fewest_test_accuracy"]
+    assert sum(seen) == looks
+    assert looks or found == record.metrics.test_accuracy
 
 
 def test_grids_are_not_compiled(config):

@@ -70,14 +70,16 @@ def test_other_orders_take_what_was_chosen_for_order_10(tmp_path, write):
     plan = EXPERIMENTS["figure-order-test"].plan(options, tmp_path)
     found = {run.name.removeprefix("figure-order-test/cifar10/own/"): run.config for run in plan}
     assert {found[f"t-nanode-{n}/seed0"].optimizer.lr for n in (4, 6, 8)} == {1.0}
-    assert {found[f"b-nanode-{n}/seed0"].optimizer.lr for n in (4, 6, 8)} == {0.1}
+    # The shared recipe is B's own best, and isn't trained twice.
+    assert not any(name.startswith("b-nanode") for name in found)
     # What Table 1 has already is taken from there, if it is chosen yet.
     assert {name for name in found if "/own/" in name} == {
         "table1/cifar10/own/t-nanode-10/seed0",
         "table1/cifar10/own/uncon-resnet/seed0",
     }
-    # B-10's own best is its shared run, which is there already; con-resnet chose nothing yet.
-    assert len({run.name for run in plan}) == 16 + 2 * 3 + 2
+    assert len(plan) == 16 + 3 + 2
+    (_, page) = EXPERIMENTS["figure-order-test"].report(tmp_path, tmp_path / "out", options)
+    assert "Further runs follow" in page.read_text()  # con-resnet's choice is still open
 
 
 def staged_plan(tmp_path, write, data=("cifar10",), budget="short", gain=0.01):
@@ -118,8 +120,9 @@ def test_staged_choices_are_made_one_after_the_other(tmp_path, write):
     assert scales == {("b-nanode-3", 2.5), ("uncon-resnet", None)}
 
 
-@pytest.mark.parametrize(("gain", "chosen"), [(0.003, (None, 0.0)), (0.004, (2.5, 0.5))])
+@pytest.mark.parametrize(("gain", "chosen"), [(0.005, (None, 0.0)), (0.006, (2.5, 0.5))])
 def test_a_gain_within_the_standard_error_decides_nothing(tmp_path, write, gain, chosen):
+    """Of 80 % of 5,000 images it is 0.57 points."""
     final = staged_plan(tmp_path, write, gain=gain)[7].config
     assert (final.options.get("scale"), final.augment.cutmix) == chosen
 

@@ -171,7 +171,7 @@ def test_what_is_undecided_is_said(options, tmp_path, write):
     assert "table1/cifar100/long/b-nanode-100/seed0" in names
     assert not any("own/b-nanode-100" in name for name in names)
     write(next(run for run in TABLE1.plan(options, tmp_path) if "cifar10/own/auto" in run.name))
-    assert "| b-nanode-100 | 93.22 | – | see longer run |" in page("short")
+    assert "| b-nanode-100 | 93.22 | – | left to the longer run |" in page("short")
 
 
 def test_names_of_candidates():

@@ -163,19 +163,38 @@ def test_bad_input(options, message):
         create(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("b-nanode-3", {}),
+        ("b-nanode-17", {}),
+        ("b-nanode-5", {"solver": "coupled-euler"}),
+        ("b-nanode-5", {"solver": "leapfrog"}),
+    ],
+)
+def test_every_bucket_gets_a_gradient(name, options):
+    torch.manual_seed(0)
+    model = create(name, preset="tiny", channels=1, **options)
+    model(torch.randn(3, 1, 8, 8)).square().sum().backward()
+    buckets = int(name.split("-")[-1])
+    found = [p for key, p in model.named_parameters() if ".coefficients." in key]
+    rows = [p.grad.flatten(1).norm(dim=1) for p in found]
+    assert {len(norms) for norms in rows} == {buckets}
+    assert all(bool((norms > 0).all()) for norms in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 4}, r"takes 4 steps: of its 5 buckets .* steps=5 "),
+        ({"steps": 6, "solver": "coupled-euler"}, r"takes 3 steps: of its 5 buckets .* steps=10 "),
+    ],
+)
+def test_buckets_that_are_never_used_are_told(options, message):
+    with pytest.warns(UserWarning, match=message):
+        create("b-nanode-5", preset="tiny", **options)
+
+
 if __name__ == "__main__":
     found = {f"{preset}/{name}": shapes(name, preset) for preset in TINY for name in MODELS}
     GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def test_every_bucket_is_evaluated():
-    def steps(name, **options):
-        blocks = create(name, preset="tiny", **options).modules()
-        return {block.steps for block in blocks if isinstance(block, nanode.ODEBlock)}
-
-    (usual,) = steps("t-nanode-3")
-    assert steps("b-nanode-3") == {usual}
-    assert steps("b-nanode-33") == {33}
-    assert steps("b-nanode-33", solver="coupled-euler") == {17}  # of two evaluations
-    with pytest.warns(UserWarning, match="of its 33 buckets no more than that are ever used"):
-        assert steps("b-nanode-33", steps=4) == {4}

@@ -30,3 +30,29 @@ def test_other_threads_receive_no_signals():
     thread.start()
     thread.join()
     assert found == [False]
+
+
+def test_nobody_reads_along_any_more(monkeypatch):
+    """As after ``… | tee log``, where Ctrl-C ends tee as well."""
+
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+        flush = write
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    with asked_to_stop() as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+
+
+def test_what_is_ignored_stays_so():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with asked_to_stop() as asked:
+            signal.raise_signal(signal.SIGTERM)
+            assert not asked()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

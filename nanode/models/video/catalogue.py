@@ -12,7 +12,7 @@ from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 from nanode.fields import BatchNorm
 from nanode.models.classifier import GRADIENTS, SOLVERS, _chosen
-from nanode.models.rows import Setting, make_flow
+from nanode.models.rows import Setting, make_flow, warn_of_unused_buckets
 from nanode.models.video.recurrent import Gaussian, Predictor
 from nanode.models.video.svg import ENCODES, SKIPS, SVG
 from nanode.models.video.vgg import REDUCTION, VGG_64, Decoder, Encoder, MakeRun, layer
@@ -179,6 +179,7 @@ def _flows(
             f"{cost}, got {steps}"
         )
     count = steps // cost
+    warn_of_unused_buckets(flow, count, cost)
 
     def make(width: int, layers: int) -> nn.Module:
         made = make_flow(flow, Setting(_network(layers), width, count, moving_norms))
