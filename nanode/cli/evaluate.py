@@ -1,6 +1,7 @@
 """``nanode evaluate``: a trained model's numbers once more, from its stored weights."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -85,10 +86,17 @@ def _image(run: Path, split: str, device: str | None, data_root: str | None) -> 
         print(f"{'run.json':10} {recorded:7.2%}")
 
 
+def _show(there: int, count: int) -> None:
+    """How far it is, on a terminal: as many samples as others publish take long."""
+    if sys.stderr.isatty():
+        end = "\n" if there == count else ""
+        print(f"\r{there} of {count} clips", end=end, file=sys.stderr, flush=True)
+
+
 def _video(run: Path, out: Path | None, **options: Any) -> None:
     if out is not None:
         check_writable(out.parent)
-    found = evaluate_video(run, **options)
+    found = evaluate_video(run, progress=_show, **options)
     print(f"{found.sequences} clips of {found.data} {found.split}, best of {found.samples} samples")
     print("frame   PSNR, dB    SSIM")
     for n, (ratio, similar) in enumerate(zip(found.psnr, found.ssim, strict=True)):

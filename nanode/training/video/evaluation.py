@@ -150,6 +150,7 @@ def evaluate_video(
     samples: int = 100,
     rows: int = 800,
     networks: Mapping[str, Network] | None = None,
+    progress: Callable[[int, int], object] = lambda there, count: None,
     **task: Any,
 ) -> VideoScore:
     """PSNR and SSIM of a finished run against the horizon, best of ``samples`` by mean SSIM.
@@ -159,12 +160,19 @@ def evaluate_video(
     are generated at a time; that changes no result with stored norm statistics. ``networks`` are
     further metrics by name, such as FVD or LPIPS around networks of the user's own: each is called
     once with the predicted frames of the truth and of the first sample of every sequence.
+    ``progress`` is called with how many clips are done, and of how many.
     """
-    return score_clips(open_task(run_folder, **task), sequences, samples, rows, networks or {})
+    opened = open_task(run_folder, **task)
+    return score_clips(opened, sequences, samples, rows, networks or {}, progress)
 
 
 def score_clips(
-    task: Task, sequences: int, samples: int, rows: int, networks: Mapping[str, Network]
+    task: Task,
+    sequences: int,
+    samples: int,
+    rows: int,
+    networks: Mapping[str, Network],
+    progress: Callable[[int, int], object] = lambda there, count: None,
 ) -> VideoScore:
     """The metrics of a task."""
     for name, value in (("sequences", sequences), ("samples", samples), ("rows", rows)):
@@ -183,6 +191,7 @@ def score_clips(
         found["openstl_ssim"].append(by_time(openstl_ssim, expected, future).cpu())
         if networks:
             pairs.append((future.cpu(), made[:, 0].cpu()))
+        progress(int(indices[-1]) + 1, count)
     mean = {name: torch.cat(parts).mean(0) for name, parts in found.items()}
     curves = {name: tuple(mean[name].tolist()) for name in _CURVES}
     return VideoScore(

@@ -85,7 +85,9 @@ def test_more_samples_are_no_worse_and_begin_alike(run):
 
 def test_neither_batches_nor_other_clips_matter(run):
     whole = evaluate_video(run, sequences=5, samples=3, rows=100)
-    parts = evaluate_video(run, sequences=5, samples=3, rows=3)
+    told = []
+    parts = evaluate_video(run, sequences=5, samples=3, rows=6, progress=lambda *n: told.append(n))
+    assert told == [(2, 5), (4, 5), (5, 5)]
     # Other batch sizes round otherwise.
     assert whole.psnr == pytest.approx(parts.psnr, rel=1e-5)
     assert whole.ssim == pytest.approx(parts.ssim, abs=1e-5)
