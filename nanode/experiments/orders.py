@@ -175,18 +175,14 @@ def order_test(
 ) -> Planned | None:
     """A run of the second figure, which may be one of Table 1; None as long as that is open."""
     base = model if model in LINES else f"{model[0]}-nanode-10"
-    like = own if column == "own" else _shared
-    theirs = like(base, options.main, options, root, seed)
+    ours = shared(base, options.main, options, seed)
+    theirs = own(base, options.main, options, root, seed) if column == "own" else ours
     if theirs is None or model == base:
         return theirs
-    if theirs == _shared(base, options.main, options, root, seed):
+    if theirs == ours:
         column = "shared"  # whose runs serve as well
     config = changed(theirs.config, {"model": model, "profile": False})
     return Planned(f"figure-order-test/{options.main}/{column}/{model}/seed{seed}", config)
-
-
-def _shared(model: str, data: str, options: Options, _: Path | None, seed: int) -> Planned:
-    return shared(model, data, options, seed)
 
 
 # ---- the reports

@@ -61,8 +61,17 @@ def best(
     if not found:
         return None
     (least, first), (most, ahead) = found[0], max(found, key=lambda pair: pair[0])
-    margin = 0.0 if images is None else (least * (1 - least) / images) ** 0.5
+    margin = 0.0 if images is None else standard_error(least, images)
     return ahead if most > least + margin else first
+
+
+def standard_error(accuracy: float, images: int) -> float:
+    """Of an accuracy that was found on so many images.
+
+    >>> f"{standard_error(0.9, 900):.2f}"
+    '0.01'
+    """
+    return float((accuracy * (1 - accuracy) / images) ** 0.5)
 
 
 def validation_text(record: RunRecord | None) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, standing
-from nanode.experiments.selection import Candidate, best, validation_text
+from nanode.experiments.selection import Candidate, best, standard_error, validation_text
 from nanode.reports.markdown import table, write_page
 from nanode.reports.marks import Mark, images_per_second, marks_section
 from nanode.reports.paper import PEERS
@@ -126,8 +126,7 @@ Round = list[tuple[Planned, Candidate]]
 
 def candidates(options: Options, root: Path | None) -> Round:
     """What the first row's rate and scale are chosen from: rates, then scales at the best one."""
-    rates = _rates(options)
-    return [*rates, *_scales(options, root)[1:]]
+    return [*_rates(options), *_scales(options, root)[1:]]
 
 
 def _rates(options: Options) -> Round:
@@ -205,6 +204,10 @@ def _choice(root: Path, options: Options) -> str:
     ]
     chosen = {TITLES[data]: choice(data, options, root) for data in options.sets}
     words = [f"{title}: {found or 'still open'}" for title, found in chosen.items()]
+    errors = ", ".join(
+        f"{100 * standard_error(accuracy, HELD_OUT):.2f} points at {100 * accuracy:g} per cent"
+        for accuracy in (0.94, 0.78)
+    )
     rate = best(_rates(options), root)
     extreme = rate is not None and rate.lr in (RATES[0], RATES[-1])
     edge = " It is at the edge of what was tried." if extreme else ""
@@ -216,7 +219,7 @@ def _choice(root: Path, options: Options) -> str:
         f"By accuracy on held-out images in per cent after {SELECT_EPOCHS} epochs, or "
         f"{MIXING_EPOCHS} where the share of mixed batches (cutmix) is named. Another scale than "
         "the NANODEs' own, or mixing, is chosen if it is ahead by more than the standard error of "
-        f"{HELD_OUT:,} images (0.34 points at 94 per cent, 0.59 at 78); of the rates the best is."
+        f"{HELD_OUT:,} images ({errors}); of the rates the best is."
         f"{edge} {made}\n\n" + "\n".join(shown) + "\n\n"
         f"Chosen: {'; '.join(words)}."
     )

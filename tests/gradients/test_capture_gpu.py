@@ -302,13 +302,17 @@ def test_a_number_on_the_cpu_is_read_anew(by):
         close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x), 1e-11)
 
 
+def shared_block(steps, shape, count):
+    """A block to be captured, some inputs, and what a plain block makes of them."""
+    field = conv_field(norm=nn.Identity).double().cuda()
+    plain = nanode.ODEBlock(copy.deepcopy(field), steps)
+    given = [torch.randn(shape, dtype=torch.float64, device="cuda") for _ in range(count)]
+    return nanode.ODEBlock(field, steps, compile=True), given, [gradients(plain, x) for x in given]
+
+
 def test_streams_in_turn():
     """A replay waits for what was done with the same memory on another stream."""
-    field = conv_field(norm=nn.Identity).double().cuda()
-    plain = nanode.ODEBlock(copy.deepcopy(field), 20)
-    fast = nanode.ODEBlock(field, 20, compile=True)
-    given = [torch.randn(64, 8, 64, 64, dtype=torch.float64, device="cuda") for _ in range(6)]
-    expected = [gradients(plain, x) for x in given]
+    fast, given, expected = shared_block(20, (64, 8, 64, 64), 6)
     gradients(fast, given[0])
     torch.cuda.synchronize()
     streams, found = [torch.cuda.Stream() for _ in range(2)], []
@@ -322,11 +326,7 @@ def test_streams_in_turn():
 
 def test_threads_that_share_a_captured_block():
     """From their first call on: one captures, and all get their own gradients."""
-    field = conv_field(norm=nn.Identity).double().cuda()
-    plain = nanode.ODEBlock(copy.deepcopy(field), 5)
-    fast = nanode.ODEBlock(field, 5, compile=True)
-    given = [torch.randn(4, 8, 9, 9, dtype=torch.float64, device="cuda") for _ in range(4)]
-    expected = [gradients(plain, x) for x in given]
+    fast, given, expected = shared_block(5, (4, 8, 9, 9), 4)
     torch.cuda.synchronize()
 
     def work(x: torch.Tensor) -> list[list[torch.Tensor]]:
