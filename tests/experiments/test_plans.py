@@ -236,6 +236,28 @@ def test_claims_of_the_order_figures(tmp_path, write):
     assert "order 10 of T is more accurate than order 4: held (+1.56, one seed)." in text
 
 
+def test_steps_to_a_common_accuracy(tmp_path, write):
+    """Within a point of 80 %, which order 10 without a penalty reaches with all three steps."""
+    by_steps = {
+        "order10-penalty0": {3: 0.80, 2: 0.80, 1: 0.70},
+        "order10-penalty0.01": {3: 0.70, 2: 0.70, 1: 0.70},
+        "order1-penalty0": {3: 0.85, 2: 0.80, 1: 0.79},
+    }
+    for run in EXPERIMENTS["tradeoff"].plan(Options()):
+        if found := by_steps.get(run.name.split("/")[2]):
+            write(run)
+            grids = [
+                {"steps": n, "validation_accuracy": a, "interpolated_accuracy": a}
+                for n, a in found.items()
+            ]
+            steps = {"trained_steps": 3, "motion": 1.0, "fewest_steps": 3, "grids": grids}
+            path = tmp_path / run.name / "steps.json"
+            path.write_text(json.dumps(steps | {"fewest_test_accuracy": None}))
+    (_, page) = EXPERIMENTS["tradeoff"].report(tmp_path, tmp_path / "out", Options())
+    lines = [line for line in page.read_text().splitlines() if "3 of 3" in line]
+    assert [line.split("|")[-2].strip() for line in lines] == ["2", "none", "1"]
+
+
 @pytest.mark.parametrize(
     "name", ["table1", "staged", "figure-order-train", "figure-order-test", "tradeoff"]
 )
