@@ -199,10 +199,11 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _recording(self.forward, pool, own):
-            outputs, leaves = solve()
-        with _recording(self.backward, pool, own):
-            self.grads_in = pull(outputs, leaves)
+        with _own_workspaces():
+            with _recording(self.forward, pool, own):
+                outputs, leaves = solve()
+            with _recording(self.backward, pool, own):
+                self.grads_in = pull(outputs, leaves)
         self.outputs = [part.detach() for part in outputs]
 
 
@@ -235,6 +236,24 @@ def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
                 "conditioning, nor read as a parameter of the field"
             )
         ahead += [above for above, _ in node.next_functions]
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let what is captured have cuBLAS's workspaces in its own pool, where they live as long as it.
+
+    torch keeps one for each stream, in the pool of the graph that was captured there first, and
+    from 2.12 on drops it when any graph captured there dies, while others go on writing into it
+    (its issue 193402). So there is none at the start, and none is handed on.
+    """
+    if torch.__version__ < "2.12":
+        yield
+        return
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager

@@ -260,6 +260,26 @@ def test_captures_leave_no_more_behind_than_one():
     assert max(held[1:]) < held[0] + 2**20
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_capture_outlives_another(gone):
+    """It goes on writing into the workspace that cuBLAS had when it was made, and nowhere else."""
+    x = torch.randn(32768, 640, device="cuda")  # gradients of weights by sums in a workspace
+    blocks, plain = [], []
+    for _ in range(2):
+        field = nanode.TimeVarying(nn.Linear(640, 640), nanode.Trigonometric(order=1)).cuda()
+        plain.append(gradients(nanode.ODEBlock(copy.deepcopy(field), 2), x))
+        blocks.append(nanode.ODEBlock(field, 2, compile=True))
+        gradients(blocks[-1], x)
+        assert next(iter(blocks[-1].gradient._solves.values())).graphs is not None
+    del blocks[gone], plain[gone], field
+    gc.collect()
+    torch.cuda.empty_cache()
+    other = torch.zeros(2**28, device="cuda")
+    for _ in range(2):
+        close(gradients(*blocks, x), *plain, 1e-4)
+    assert not other.any()
+
+
 def linear_field() -> nanode.TimeVarying:
     """All of whose weights have one shape, so that gradients of one could pass as another's."""
     torch.manual_seed(0)
