@@ -154,9 +154,9 @@ def configured(
 ) -> TrainConfig:
     """A recipe for one model: ``steps`` evaluations in each flow, and further changes.
 
-    Bottleneck flows are compiled by themselves: fused kernels take seconds to make, where a whole
-    model takes half a minute or more. Long runs of other flows compile the whole model. At K = 100
-    all activations of a batch would fill a large GPU: there the states are checkpointed.
+    Flows are compiled by themselves, which takes seconds where a whole model takes half a minute
+    or more, and makes no slower steps. At K = 100 all activations of a batch would fill a large
+    GPU: there the states are checkpointed.
     """
     base = read_recipe(f"{name}-tiny" if options.tiny else name)
     own: dict[str, Any] = {"model": model, "data": data, "data_root": options.data_root}
@@ -164,8 +164,7 @@ def configured(
         few = min(max(steps // 3, 1), 4)
         own |= {"epochs": 1, "options.steps": max(few, buckets_of(model))}
     else:
-        place = "compile" if base.preset == "staged" else "options.compile"
-        own |= {place: True, "options.steps": steps}
+        own |= {"options.compile": True, "options.steps": steps}
         if steps >= 100:
             own["options.gradient"] = "checkpointed"
     return changed(base, own | dict(changes or {}))
