@@ -78,13 +78,15 @@ def emit(**row: object) -> None:
 def write_reference(options: argparse.Namespace, case: problem.Case) -> None:
     import torch
     from block import reference
-    from measure_torch import copy_bandwidth
+    from measure_torch import copy_bandwidth, product_rate
 
     arrays = problem.load(options.folder)
     device = torch.device(options.device)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    bandwidth = copy_bandwidth(arrays["x0"].nbytes) if device.type == "cuda" else None
-    emit(gpu=gpu, threads=torch.get_num_threads(), bandwidth=bandwidth)
+    cuda = device.type == "cuda"
+    bandwidth = copy_bandwidth(arrays["x0"].nbytes) if cuda else None
+    rate = product_rate(getattr(torch, case.dtype)) if cuda else None
+    emit(gpu=gpu, threads=torch.get_num_threads(), bandwidth=bandwidth, rate=rate)
     for steps in options.steps:
         gradients = reference(case, arrays, steps, device)
         problem.save(options.folder, gradients, f"reference-{steps}")
@@ -205,18 +207,19 @@ def compare(options: argparse.Namespace, case: problem.Case) -> dict[str, Any]:
                 rows.append(done.get(steps, {"system": system, "steps": steps, **lost}))
     if about[0]["bandwidth"]:
         for row in rows:
-            add_floor(row, case, about[0]["bandwidth"])
+            add_floor(row, case, about[0]["bandwidth"], about[0]["rate"])
     return table.record(options.device, case, options.repeats, options.seed, about[0], rows)
 
 
-def add_floor(row: dict[str, Any], case: problem.Case, bandwidth: float) -> None:
-    """The least time of nanode's rows, if memory traffic were all there is."""
+def add_floor(row: dict[str, Any], case: problem.Case, bandwidth: float, rate: float) -> None:
+    """The least time of nanode's rows: of memory traffic or of arithmetic, whichever is longer."""
     names = {"backprop": "Backprop", "checkpointed": "Checkpointed", "coupled": "Reversal"}
     gradient = names.get(row["system"].split("-")[1])
     if row["status"] == "ok" and row["system"] in NANODE and gradient and case.norm == "batch":
         row["floor_bytes"] = floor.traffic(case, gradient, row["steps"])
         row["floor_operations"] = floor.operations(case, gradient, row["steps"])
-        row["floor_ms"] = 1e3 * row["floor_bytes"] / bandwidth
+        seconds = row["floor_bytes"] / bandwidth, row["floor_operations"] / rate
+        row["floor_ms"] = 1e3 * max(seconds)
         row["floor_ratio"] = row["total_ms"] / row["floor_ms"]
 
 

@@ -1,8 +1,10 @@
-"""The least memory traffic and arithmetic of a solve, counted from its shapes.
+"""The memory traffic and arithmetic of a solve, counted from its shapes.
 
-What can't be avoided with batch norm in training and a state in fp32: a norm must have seen the
-whole batch before any of it can be normalised, so its input is read once for the statistics (or
-when it is made) and once more to be used. Passes over the state (256 channels, fp32) and over a
+What evaluations one after the other can't avoid with batch norm in training and a state in fp32: a
+norm must have seen the whole batch before any of it can be normalised, so its input is read once
+for the statistics (or when it is made) and once more to be used. (A kernel that finished one
+evaluation's cotangent while it undid the evaluation before would save passes over the state that
+are counted here.) Passes over the state (256 channels, fp32) and over a
 narrow product (64 channels, in f's dtype), per evaluation of the bottleneck:
 
 ==================================================  =====  ======

@@ -102,21 +102,30 @@ def _wake() -> None:
 
 
 def copy_bandwidth(size: int) -> float:
-    """Bytes a second, read and written, of a copy of that many bytes on the GPU.
-
-    Of many in a row: by itself a copy is timed with its launch.
-    """
+    """Bytes a second, read and written, of a copy of that many bytes on the GPU."""
     source = torch.empty(size, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    many, times = 50, []
+    return 2 * size / _in_a_row(lambda: target.copy_(source), 50)
+
+
+def product_rate(dtype: torch.dtype, side: int = 8192) -> float:
+    """Additions and multiplications a second in a large product on the GPU, in f's dtype."""
+    torch.backends.cuda.matmul.allow_tf32 = False  # as in what is measured
+    matrix = torch.randn(side, side, device="cuda").to(dtype)
+    return 2 * side**3 / _in_a_row(lambda: matrix @ matrix, 5)
+
+
+def _in_a_row(call: Callable[[], object], many: int) -> float:
+    """Seconds of a call among many: by itself it is timed with its launch."""
+    times = []
     for _ in range(10):
         marks: list[Any] = []
         _mark(marks, True)
         for _ in range(many):
-            target.copy_(source)
+            call()
         _mark(marks, True)
         times.append(_seconds(marks, True)[1] / many)
-    return 2 * size / sorted(times)[len(times) // 2]
+    return sorted(times)[len(times) // 2]
 
 
 def _reserved(cuda: bool) -> int:

@@ -43,8 +43,9 @@ single ReLU at its kink (in float64 the same solve shows 1e-15).
 In bfloat16 rounding alone gives a few 1e-2.
 PyTorch rows run eagerly but for those named compiled, diffrax rows are compiled; there, backward \
 is total minus forward.
-floor: bytes that the method must move (counted in floor.py) at the speed of a copy here; first: \
-the first call, compilation included.
+floor: bytes that evaluations so arranged must move (counted in floor.py) at the speed of a copy \
+here, or their arithmetic at that of a large product, whichever takes longer; first: the first \
+call, compilation included.
 evals: evaluations of f in the forward pass."""
 
 
@@ -93,6 +94,7 @@ def record(
         "commit": commit()[0],
         #: What the floor is reckoned by.
         "copy_bytes_per_second": about["bandwidth"],
+        "product_operations_per_second": about["rate"],
         "problem": problem.describe(case),
         "repeats": repeats,
         "seed": seed,

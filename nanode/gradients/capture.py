@@ -199,11 +199,11 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(side)
         pool = torch.cuda.graph_pool_handle()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _own_workspaces():
-            with _recording(self.forward, pool, own):
-                outputs, leaves = solve()
-            with _recording(self.backward, pool, own):
-                self.grads_in = pull(outputs, leaves)
+        with _recording(self.forward, pool, own):
+            outputs, leaves = solve()
+        with _recording(self.backward, pool, own):
+            self.grads_in = pull(outputs, leaves)
+        _capture_nothing(own)
         self.outputs = [part.detach() for part in outputs]
 
 
@@ -236,24 +236,6 @@ def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
                 "conditioning, nor read as a parameter of the field"
             )
         ahead += [above for above, _ in node.next_functions]
-
-
-@contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """Let what is captured have cuBLAS's workspaces in its own pool, where they live as long as it.
-
-    torch keeps one for each stream, in the pool of the graph that was captured there first, and
-    from 2.12 on drops it when any graph captured there dies, while others go on writing into it
-    (its issue 193402). So there is none at the start, and none is handed on.
-    """
-    if torch.__version__ < "2.12":
-        yield
-        return
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager
@@ -309,16 +291,32 @@ def _recover(stream: torch.cuda.Stream) -> None:
     """
     torch.cuda.set_stream(stream)
     torch.cuda.synchronize()
-    _, own = _streams(torch.cuda.current_device())
-    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own):
+    with suppress(RuntimeError):
+        _capture_nothing(_streams(torch.cuda.current_device())[1])
+
+
+def _capture_nothing(stream: torch.cuda.Stream) -> None:
+    """Capture next to nothing on a stream, and drop it: what torch tidies then is tidied.
+
+    Note *workspaces*: torch keeps cuBLAS's for every stream, those that it took in a capture in
+    that graph's pool, and 2.13 drops a stream's when any graph captured there dies, while others
+    go on writing into them (its issue 193402). So captures share none: this graph's death drops
+    what the last ones have taken, whose memory stays in their own pool and is theirs alone.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         torch.zeros((), device=stream.device)
 
 
 @contextmanager
 def _thorough() -> Iterator[None]:
-    """Let cuDNN try its algorithms: what is captured once is replayed many times."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    """Let cuDNN try its algorithms: what is captured once is replayed many times.
+
+    Not where results must be the same in every process: the fastest may be another there.
+    """
+    before, fixed = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    fixed |= torch.are_deterministic_algorithms_enabled()
+    torch.backends.cudnn.benchmark = before or not fixed
     try:
         yield
     finally:

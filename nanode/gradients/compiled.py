@@ -37,7 +37,7 @@ from nanode.gradients.capture import Captured, capturing, hooks_on_saved_tensors
 from nanode.gradients.fused import Fused, serves
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.layout import preparation
-from nanode.gradients.precision import autocast_of
+from nanode.gradients.precision import arithmetic, autocast_of
 from nanode.gradients.problem import (
     CHANGED,
     Plan,
@@ -267,6 +267,7 @@ class Compiled(Gradient):
                 if buffer is not None
             ),
             autocast_of(x[0].device),
+            arithmetic(),
         )
         try:
             hash(key)

@@ -13,6 +13,16 @@ def autocast_of(device: torch.device) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
+def arithmetic() -> tuple[object, ...]:
+    """The process's settings that say by which algorithms a GPU computes, and how exactly."""
+    return (
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        torch.backends.cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
 def as_cast(found: tuple[bool, torch.dtype], device: torch.device) -> AbstractContextManager[Any]:
     """With the autocast that was found, and no cache: what is cast has another life here."""
     enabled, dtype = found

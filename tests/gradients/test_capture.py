@@ -100,6 +100,29 @@ def test_a_changed_field_is_captured_anew(change, monkeypatch):
     assert len(made) == 2
 
 
+SETTINGS = {
+    "products in TF32": (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "convolutions in fp32": (torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "fixed convolutions": (torch.backends.cudnn, "deterministic", True),
+}
+
+
+@pytest.mark.parametrize(("place", "name", "value"), SETTINGS.values(), ids=SETTINGS)
+def test_other_arithmetic_is_captured_anew(place, name, value, monkeypatch):
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(random_field(seed=0), 3, compile=True)
+    block(X.float())
+    before = getattr(place, name)  # not by monkeypatch, which these modules confuse
+    setattr(place, name, value)
+    try:
+        block(X.float())
+    finally:
+        setattr(place, name, before)
+    assert len(made) == 2
+    block(X.float())
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize(
     ("first", "second", "count"),
     [(0.5, 0.5, 1), (0.5, 0.7, 2), (1, True, 2), (None, 0.5, 2), ("a", "b", 2), (X, X + 1, 1)],

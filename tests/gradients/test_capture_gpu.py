@@ -3,6 +3,7 @@
 import copy
 import gc
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,16 +53,15 @@ def test_shapes_take_turns():
 
 
 @pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
-def test_a_captured_solve_is_the_same_every_time(solver, gradient):
-    """A result that moves between two runs on the same input would be a race."""
+def test_a_captured_solve_is_the_same_every_time(solver, gradient, monkeypatch):
+    """To the bit: a result that moves between two runs on the same input would be a race."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # else it may use atomics
     block = nanode.ODEBlock(conv_field().cuda(), 6, solver, gradient, compile=True)
     x = torch.randn(4, 8, 9, 9, device="cuda")
     first = gradients(block, x)
     for _ in range(3):
         gradients(block, torch.randn_like(x))
-        for a, b in zip(gradients(block, x), first, strict=True):
-            # cuDNN's weight gradients may use atomics: rounding, not races, may move them.
-            assert (a - b).norm() <= 1e-5 * b.norm()
+        assert all(map(torch.equal, gradients(block, x), first))
 
 
 def test_two_forward_passes_before_a_backward_one():
@@ -92,11 +92,15 @@ def test_an_optimizer_step_is_seen():
     assert (block(x) - before).norm() > 1e-3
 
 
-def test_autocast_under_capture():
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=repr)
+@pytest.mark.parametrize(
+    ("solver", "gradient"), [COMBINATIONS[0], COMBINATIONS[1], COMBINATIONS[3]], ids=repr
+)
+def test_autocast_under_capture(solver, gradient, layout):
     field = conv_field().cuda()
-    plain = nanode.ODEBlock(copy.deepcopy(field), 6, nanode.Coupled(), nanode.Reversal())
-    fast = nanode.ODEBlock(field, 6, nanode.Coupled(), nanode.Reversal(), compile=True)
-    x = torch.randn(4, 8, 9, 9, device="cuda")
+    plain = nanode.ODEBlock(copy.deepcopy(field), 6, solver, gradient)
+    fast = nanode.ODEBlock(field, 6, solver, gradient, compile=True)
+    x = torch.randn(4, 8, 9, 9, device="cuda").to(memory_format=layout)
     found = []
     for block in (plain, fast):
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -263,20 +267,22 @@ def test_captures_leave_no_more_behind_than_one():
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_capture_outlives_another(gone):
     """It goes on writing into the workspace that cuBLAS had when it was made, and nowhere else."""
-    x = torch.randn(32768, 640, device="cuda")  # gradients of weights by sums in a workspace
-    blocks, plain = [], []
+    # Gradients of weights are sums of many products, which are made in a workspace.
+    x = torch.randn(32768, 640, device="cuda", dtype=torch.bfloat16)
+    blocks, first, graphs = [], [], []
     for _ in range(2):
-        field = nanode.TimeVarying(nn.Linear(640, 640), nanode.Trigonometric(order=1)).cuda()
-        plain.append(gradients(nanode.ODEBlock(copy.deepcopy(field), 2), x))
-        blocks.append(nanode.ODEBlock(field, 2, compile=True))
-        gradients(blocks[-1], x)
-        assert next(iter(blocks[-1].gradient._solves.values())).graphs is not None
-    del blocks[gone], plain[gone], field
+        field = nanode.TimeVarying(nn.Linear(640, 640), nanode.Trigonometric(order=1))
+        blocks.append(nanode.ODEBlock(field.to(x), 2, compile=True))
+        first.append(gradients(blocks[-1], x))
+        graphs.append(weakref.ref(next(iter(blocks[-1].gradient._solves.values())).graphs))
+    del blocks[gone], first[gone], field
     gc.collect()
     torch.cuda.empty_cache()
+    assert graphs[gone]() is None
+    assert graphs[1 - gone]() is not None
     other = torch.zeros(2**28, device="cuda")
     for _ in range(2):
-        close(gradients(*blocks, x), *plain, 1e-4)
+        close(gradients(*blocks, x), *first, 1e-2)
     assert not other.any()
 
 

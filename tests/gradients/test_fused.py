@@ -151,7 +151,7 @@ SIZES = [
     *(
         pytest.param("cuda", "moving", size, marks=CUDA.marks, id=f"cuda {size}")
         # In the last, middles are wider than the state, so that segments are made again.
-        for size in [(130, 256, 64, 8), (3, 256, 64, 8), (3, 256, 64, 7), (16, 32, 128, 9)]
+        for size in [(130, 256, 64, 8), (3, 256, 64, 7), (1, 256, 64, 33), (16, 32, 128, 9)]
     ),
     *(
         pytest.param("cuda", kind, (3, 256, 64, 8), marks=CUDA.marks, id=f"cuda {kind}")
@@ -384,9 +384,10 @@ def test_another_method_is_not_taken_for_the_one_that_it_extends():
     assert not torch.allclose(plain, usual, rtol=1e-2)
 
 
-def test_the_end_may_be_changed_in_place():
+@pytest.mark.parametrize("method", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+def test_the_end_may_be_changed_in_place(method):
     x, found = torch.randn(3, 16, 5, 5, dtype=torch.float64), []
-    for gradient in (nanode.Backprop(), Compiled(nanode.Backprop(), fused=True)):
+    for gradient in (method, Compiled(method, fused=True)):
         field = bottleneck_field("moving").double()
         block = nanode.ODEBlock(field, 3, gradient=gradient)
         y = block(x).mul_(2).relu_()

@@ -1,5 +1,7 @@
 """Every kernel against its plain reference in float64, on odd shapes, with poisoned outputs."""
 
+import operator
+
 import pytest
 import torch
 
@@ -187,6 +189,34 @@ class TestKernels:
         for many in range(3):
             cotangents = [(0.7, p.g), (-0.4, p.g2)][:many]
             check(project_backward, project_backward_reference, (*args, sums, cotangents), TIGHT)
+
+    def test_memory_for_results_is_filled(self, p, dtype):
+        """All of it, by what the kernel returns without."""
+        g, inward = p.g.to(dtype), (p.gh, p.x, p.norm, p.down)
+        into_tensors = [
+            (activate_sums, (g, p.x, p.norm)),
+            (activate_backward, (g, p.x, p.norm, activate_sums(g, p.x, p.norm))),
+            (project_backward, (*inward, project_backward_sums(*inward)[0], [(0.7, p.g)])),
+        ]
+        for kernel, args in into_tensors:
+            expected = kernel(*args)
+            given = torch.full_like(expected, torch.nan)
+            assert kernel(*args, out=given) is given
+            assert torch.equal(given, expected)
+        args = (p.h, p.inner, p.up, 0.3, [(0.7, p.g), (-0.4, p.g2)])
+        expected = expand(*args)[0]
+        given = torch.full_like(expected, torch.nan)
+        assert expand(*args, out=given)[0] is given
+        assert torch.equal(given, expected)
+        into_pairs = [
+            (expand_backward, (g, 0.3, p.h, p.inner, p.up)),
+            (project_backward_sums, inward),
+        ]
+        for kernel, args in into_pairs:
+            *_, sums, matrix = kernel(*args)
+            given = torch.full_like(sums, torch.nan), torch.full_like(matrix, torch.nan)
+            assert all(map(operator.is_, kernel(*args, out=given)[-2:], given))
+            assert all(map(torch.equal, given, (sums, matrix)))
 
 
 def test_moments_of_a_large_mean(device):

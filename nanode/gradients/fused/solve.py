@@ -92,7 +92,9 @@ class _Fused(torch.autograd.Function):
         # Constant weights are read where they are: saved, so that a change in between is noticed.
         still = [t for t, moves in zip(tensors, run.moving, strict=True) if not moves]
         ctx.save_for_backward(*kept, *still)
-        return end
+        # Steps are rewound from the end, which a caller may change, as with the plain method.
+        shared = isinstance(run.method, Checkpointed) and not run.owned
+        return end.clone() if shared else end
 
     @staticmethod
     @once
