@@ -66,6 +66,7 @@ CAPTURED = ("cuda",)
 MOST_KEPT = 8
 #: So many captures in a row that are never used again are the last.
 MOST_UNUSED = 16
+_NUMBERS = {bool, int, float}
 #: What most attributes of modules are: asking each whether it is a tensor takes long.
 _NO_TENSORS = {bool, int, float, str, type(None), tuple, list, dict, OrderedDict, set}
 #: By which a captured solve is found.
@@ -258,6 +259,7 @@ class Compiled(Gradient):
                 for t in _attributes(problem.modules)
             ),
             traits(problem.modules),
+            _numbers(problem.modules),
             # Their values at the stages are made on the host, once: a graph can't read them anew.
             tuple(
                 buffer._version
@@ -326,12 +328,15 @@ class Evaluator:
 
 
 def _numbers(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
-    """Every number among the modules' attributes: any may say whether random ones are drawn."""
+    """Every number among the modules' attributes, which their code may read, but for a count.
+
+    With its type, since 1 and True are equal.
+    """
     return tuple(
-        (name, value)
+        (type(value), value)
         for part in modules
-        for name, value in vars(part).items()
-        if name != "updates" and isinstance(value, int | float)
+        for name, value in part.__dict__.items()
+        if type(value) in _NUMBERS and name != "updates"
     )
 
 

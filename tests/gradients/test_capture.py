@@ -52,6 +52,8 @@ def put(block, name, module):
 CHANGES = {
     "another activation": lambda block: put(block, "1", nn.ReLU()),
     "a hook": lambda block: block.field.module[1].register_forward_hook(lambda m, x, y: 2 * y),
+    "a number in an attribute": lambda block: setattr(block.field.module[1], "strength", 0.5),
+    "its type": lambda block: setattr(block.field.module[2], "flag", True),
     "a norm's momentum": lambda block: setattr(block.field.module[0], "momentum", 0.5),
     "its mode": lambda block: block.eval(),
     "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
@@ -67,7 +69,7 @@ CHANGES = {
 
 def random_field(seed):
     module = nn.Sequential(nanode.BatchNorm(4), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
-    module[2].by = torch.ones(2, 2)  # a plain attribute
+    module[2].by, module[2].flag = torch.ones(2, 2), 1  # plain attributes
     return nanode.TimeVarying(module, nanode.RandomFourier(features=4, seed=seed))
 
 
