@@ -5,7 +5,7 @@ python -m nanode.experiments table1 --root runs --report results
 """
 
 from nanode.experiments.chebyshev import FigureChebyshev
-from nanode.experiments.execution import Outcome, execute, over, reproduce
+from nanode.experiments.execution import Outcome, over, reproduce
 from nanode.experiments.figure_video import FigureVideo
 from nanode.experiments.memory import Memory
 from nanode.experiments.orders import OrderTest, OrderTrain
@@ -36,7 +36,6 @@ __all__ = [
     "Options",
     "Outcome",
     "Planned",
-    "execute",
     "over",
     "reproduce",
 ]

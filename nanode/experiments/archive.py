@@ -23,7 +23,7 @@ from nanode.experiments.video import FILM
 from nanode.training.checkpoints import last_checkpoint
 from nanode.training.files import check_writable, write_atomically
 
-RECORD, MEMORY = "run.json", "memory.json"
+RECORD, MEMORY, TRIVIAL = "run.json", "memory.json", "trivial.json"
 WEIGHTS = ("best.safetensors", "final.safetensors")
 #: Folders that can't lead out of the root.
 _FOLDERS = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
@@ -94,14 +94,14 @@ def check_target(path: Path) -> None:
 
 def _folders(root: Path) -> list[Path]:
     """All that hold a record, or a measurement that belongs to no run."""
-    found = (path for name in (RECORD, MEMORY) for path in root.rglob(name))
+    found = (path for name in (RECORD, MEMORY, TRIVIAL) for path in root.rglob(name))
     seen = {p.parent for p in found if not any(n[0] == "." for n in p.relative_to(root).parts)}
     return sorted(seen)
 
 
 def _measured() -> Iterator[str]:
     yield from (f"{name}.json" for name in MEASUREMENTS)
-    yield from (FILM, MEMORY)
+    yield from (FILM, MEMORY, TRIVIAL)
 
 
 def _files() -> list[str]:

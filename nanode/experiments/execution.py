@@ -46,24 +46,6 @@ class Outcome:
     new: bool
 
 
-def execute(
-    planned: Iterable[Planned],
-    root: str | Path,
-    *,
-    minutes: float | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    prune: bool = False,
-) -> Iterator[RunRecord | VideoRecord]:
-    """The records of planned runs as they end, by ``train`` or ``train_video``.
-
-    Runs that are over are not repeated. A run that diverges is recorded as failed, and the next
-    one begins. After ``minutes`` the current run is stopped with a checkpoint and no other begins.
-    """
-    stop = until(minutes)
-    for outcome in outcomes(planned, root, stop=stop, overrides=overrides, prune=prune):
-        yield outcome.record
-
-
 def reproduce(
     experiment: Experiment,
     root: str | Path,

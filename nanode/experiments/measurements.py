@@ -13,14 +13,20 @@ from typing import Any
 
 from torch import nn
 
-from nanode.data import Batches, ImageData, Images
+from nanode.data import ImageData, Images
 from nanode.gradients import Compiled
 from nanode.training import RunRecord, TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
 from nanode.training.costs import flows
 from nanode.training.evaluation import score
 from nanode.training.files import write_text
-from nanode.training.setup import augmentations, evaluation_batches, load_data, make_fabric
+from nanode.training.setup import (
+    evaluation_batches,
+    later_images,
+    load_data,
+    make_fabric,
+    training_batches,
+)
 from nanode.trajectories import smoothness_penalty
 
 #: How much accuracy fewer steps may cost.
@@ -77,13 +83,7 @@ class _Coarse:
             if isinstance(block.gradient, Compiled):  # not worth it for one look at each grid
                 block.gradient = block.gradient.method
         self.data: ImageData = load_data(config).to(self.fabric.device)
-        self.batches = Batches(
-            self.data.train,
-            config.batch_size,
-            seed=config.seed,
-            augment=augmentations(config.augment),
-            channels_last=config.channels_last,
-        )
+        self.batches = training_batches(config, self.data.train)
 
     def measure(self, count: int) -> dict[str, Any]:
         """Accuracy on held-out images with so many steps."""
@@ -105,12 +105,8 @@ class _Coarse:
 
     def calibrated(self, count: int) -> nn.Module:
         """The same with norm statistics found anew, as at the end of training."""
-        model = self.regridded(count)
-        epochs, config = len(self.batches), self.config
-        images = (
-            self.batches.batch(config.epochs + n // epochs, n % epochs)[0]
-            for n in range(max(config.calibration, 1))
-        )
+        model, config = self.regridded(count), self.config
+        images = later_images(self.batches, config.epochs, max(config.calibration, 1))
         with self.fabric.autocast():
             calibrate(model, model, images)
         return model

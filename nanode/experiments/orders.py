@@ -248,8 +248,8 @@ def _test_cell(root: Path, model: str, options: Options, column: str) -> Cell:
     first = order_test(model, options, column, root)
     if first is None:
         return Cell(note="choice still open")
-    folders = sorted((root / first.name).parent.glob("seed*"))
-    return Cell.read(root, [str(folder.relative_to(root)) for folder in folders])
+    folder, _, _ = first.name.rpartition("/")
+    return Cell.seeds(root, folder)
 
 
 def _test_panel(cells: Mapping[str, Cell], orders: Sequence[int], title: str) -> Panel:

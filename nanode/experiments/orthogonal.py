@@ -145,9 +145,8 @@ Cells = Mapping[tuple[float, str], Cell]
 
 
 def _cell(root: Path, model: str, options: Options, lr: float) -> Cell:
-    first = planned(model, options, lr, 0).name
-    folders = sorted((root / first).parent.glob("seed*"))
-    return Cell.read(root, [str(folder.relative_to(root)) for folder in folders])
+    folder, _, _ = planned(model, options, lr, 0).name.rpartition("/")
+    return Cell.seeds(root, folder)
 
 
 def _count(cell: Cell, event: Callable[[RunRecord], bool]) -> str:

@@ -72,7 +72,7 @@ class Staged:
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The table."""
         cells = {
-            (model, steps, data): _cell(root, model, steps, data)
+            (model, steps, data): Cell.seeds(root, folder_of(model, steps, data))
             for data in options.sets
             for model, steps in rows_of(options)
         }
@@ -153,9 +153,9 @@ def choice(data: str, options: Options, root: Path | None) -> Candidate | None:
     return best(mixing(data, options, root), root, HELD_OUT)
 
 
-def name(model: str, steps: int, data: str, seed: int) -> str:
-    """The folder of a final run."""
-    return f"staged/{data}/{model}-k{steps}/seed{seed}"
+def folder_of(model: str, steps: int, data: str) -> str:
+    """Where a row's final runs are, a folder a seed."""
+    return f"staged/{data}/{model}-k{steps}"
 
 
 def _candidate(candidate: Candidate, data: str, options: Options) -> tuple[Planned, Candidate]:
@@ -179,12 +179,7 @@ def _final(options: Options, root: Path | None) -> Iterator[Planned]:
                 changes = own.changes() | {"seed": seed, "validation": 0}
                 changes["profile"] = (model, steps, data, seed) == (*ROWS[0], options.main, 0)
                 config = configured("staged", options, model, data, steps, changes)
-                yield Planned(name(model, steps, data, seed), config)
-
-
-def _cell(root: Path, model: str, steps: int, data: str) -> Cell:
-    folders = sorted((root / name(model, steps, data, 0)).parent.glob("seed*"))
-    return Cell.read(root, [str(folder.relative_to(root)) for folder in folders])
+                yield Planned(f"{folder_of(model, steps, data)}/seed{seed}", config)
 
 
 def _parameters(cells: list[Cell]) -> str:

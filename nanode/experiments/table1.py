@@ -240,7 +240,7 @@ def _long(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
 
 def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Column:
     cells = {
-        data: {model: Cell.read(root, _seeds(root, data, "shared", model)) for model in models}
+        data: {model: Cell.seeds(root, f"table1/{data}/shared/{model}") for model in models}
         for data in options.sets
     }
     lr = read_recipe("table1").optimizer.lr
@@ -275,7 +275,7 @@ def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
         return Cell(note="choice still open" if begun else "")
     stage = "shared" if is_shared(chosen, options) else "own"
     note = "as shared" if stage == "shared" else ""
-    return Cell.read(root, _seeds(root, data, stage, model), note)
+    return Cell.seeds(root, f"table1/{data}/{stage}/{model}", note)
 
 
 def _inverted_column(root: Path, options: Options) -> Column:
@@ -283,8 +283,8 @@ def _inverted_column(root: Path, options: Options) -> Column:
         "the same learning rate and scale, solved by Coupled(Euler) in as many evaluations, whose "
         "steps are undone in the backward pass (Reversal): exact gradients, one state held"
     )
-    names = _seeds(root, options.main, "constant-memory", INVERTED)
-    return Column("constant memory", about, {options.main: {INVERTED: Cell.read(root, names)}})
+    cell = Cell.seeds(root, f"table1/{options.main}/constant-memory/{INVERTED}")
+    return Column("constant memory", about, {options.main: {INVERTED: cell}})
 
 
 def _long_column(root: Path, options: Options) -> Column:
@@ -293,7 +293,7 @@ def _long_column(root: Path, options: Options) -> Column:
         "training images, those that served the choice included"
     )
     cells = {
-        data: {model: Cell.read(root, _seeds(root, data, "long", model)) for model in LONG}
+        data: {model: Cell.seeds(root, f"table1/{data}/long/{model}") for model in LONG}
         for data in options.sets
     }
     return Column("longer run", about, cells)
@@ -314,12 +314,6 @@ def _marks(columns: Sequence[Column], options: Options) -> str:
     text = f"{PROFILED}, images a second in training"
     found.append(Mark(text, SPEED, images_per_second(fast), ",.0f"))
     return marks_section(found)
-
-
-def _seeds(root: Path, data: str, stage: str, model: str) -> list[str]:
-    """Every seed of a row that has a folder."""
-    folder = root / "table1" / data / stage / model
-    return [str(path.relative_to(root)) for path in sorted(folder.glob("seed*"))]
 
 
 def _choice_made(model: str, options: Options, root: Path) -> Choice | None:

@@ -44,6 +44,12 @@ class Cell:
             note = "; ".join([*([note] if note else []), f"**not one configuration**: {other}"])
         return cls(records, note)
 
+    @classmethod
+    def seeds(cls, root: Path, folder: str, note: str = "") -> "Cell":
+        """Every seed's run in a folder that is over."""
+        names = [path.relative_to(root).as_posix() for path in (root / folder).glob("seed*")]
+        return cls.read(root, sorted(names, key=lambda name: (len(name), name)), note)
+
     @property
     def finished(self) -> list[RunRecord]:
         """The runs that didn't fail."""

@@ -65,9 +65,7 @@ class Setup:
 
     def samples(self, count: int) -> Iterator[Tensor]:
         """Training images as the epochs after the last would show them."""
-        for n in range(count):
-            epoch, step = divmod(n, len(self.batches))
-            yield self.batches.batch(self.config.epochs + epoch, step)[0]
+        return later_images(self.batches, self.config.epochs, count)
 
 
 def prepare(config: TrainConfig) -> Setup:
@@ -80,13 +78,7 @@ def prepare(config: TrainConfig) -> Setup:
         # piece of code for a few models only before it gives up and runs it uncompiled.
         torch.compiler.reset()
     data = load_data(config).to(fabric.device)
-    batches = Batches(
-        data.train,
-        config.batch_size,
-        seed=config.seed,
-        augment=augmentations(config.augment),
-        channels_last=config.channels_last,
-    )
+    batches = training_batches(config, data.train)
     torch.manual_seed(config.seed)
     model = make_model(config, data.shape[0], len(data.classes)).to(fabric.device)
     if config.penalty.weight:
@@ -164,6 +156,24 @@ def augmentations(config: AugmentConfig) -> list[Augmentation]:
     if config.cutout:
         found.append(Cutout(config.cutout))
     return found
+
+
+def training_batches(config: TrainConfig, images: Images) -> Batches:
+    """Images epoch by epoch, shuffled and augmented."""
+    return Batches(
+        images,
+        config.batch_size,
+        seed=config.seed,
+        augment=augmentations(config.augment),
+        channels_last=config.channels_last,
+    )
+
+
+def later_images(batches: Batches, epoch: int, count: int) -> Iterator[Tensor]:
+    """So many batches of images from an epoch on, whatever epoch the batches are in."""
+    for n in range(count):
+        later, step = divmod(n, len(batches))
+        yield batches.batch(epoch + later, step)[0]
 
 
 def evaluation_batches(config: TrainConfig, images: Images) -> Batches:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from nanode.experiments import execute
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import outcomes
 from nanode.training import RunRecord
 from nanode.training.loop import Loop
+from tests.experiments.runs import execute
 
 pytestmark = pytest.mark.usefixtures("perceptron")
 
@@ -39,13 +39,15 @@ def files(root):
 
 def test_there_and_back(tmp_path, runs):
     there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "some.tar.gz"
-    records = list(execute(runs[:2], there))
+    records = execute(runs[:2], there)
     (there / runs[0].name / "fit.json").write_text('{"train_accuracy": 1.0}')
     (there / "memory").mkdir()
     (there / "memory/memory.json").write_text("{}")
+    (there / "table2/moving-mnist").mkdir(parents=True)
+    (there / "table2/moving-mnist/trivial.json").write_text("{}")
     (there / "notes.txt").write_text("not of a run")
     write_records(path, there)
-    assert restore(path, here) == ["memory", "some/seed0", "some/seed1"]
+    assert restore(path, here) == ["memory", "some/seed0", "some/seed1", "table2/moving-mnist"]
     assert files(here) == [
         "memory/memory.json",
         "some/seed0/fit.json",
@@ -53,11 +55,12 @@ def test_there_and_back(tmp_path, runs):
         "some/seed0/run.json",
         "some/seed1/log.jsonl",
         "some/seed1/run.json",
+        "table2/moving-mnist/trivial.json",
     ]
     for name in files(here):
         assert (here / name).read_bytes() == (there / name).read_bytes()
     # Without weights they are over all the same.
-    assert list(execute(runs[:2], here)) == records
+    assert execute(runs[:2], here) == records
     assert restore(path, here) == []  # nothing in it is further
 
 
@@ -94,12 +97,12 @@ def test_a_run_that_is_only_to_be_measured_is_not_trained_again(tmp_path, runs, 
     with monkeypatch.context() as patch:
         patch.setattr("nanode.experiments.execution.measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            list(execute([run], there))
+            execute([run], there)
     trained = steps[0]
     write_unfinished(path, there, {run.name})
     assert restore(path, here) == [run.name]
     assert "some/seed0/final.safetensors" in files(here)
-    list(execute([run], here))
+    execute([run], here)
     assert steps[0] == trained
     assert (here / run.name / "fit.json").exists()
 
@@ -149,7 +152,7 @@ def test_a_run_made_again_replaces_the_older_one(tmp_path, runs):
     once, again, here = (tmp_path / name for name in ("once", "again", "here"))
     paths = [tmp_path / "once.tar.gz", tmp_path / "again.tar.gz"]
     for root, path in zip((once, again), paths, strict=True):
-        list(execute(runs[:1], root))
+        execute(runs[:1], root)
         if root is once:
             (once / runs[0].name / "fit.json").write_text("{}")
         else:

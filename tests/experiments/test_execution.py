@@ -10,11 +10,12 @@ import torch
 
 import nanode.training.run
 from nanode.data import DataError
-from nanode.experiments import Options, Planned, execute, execution, reproduce
+from nanode.experiments import Options, Planned, execution, reproduce
 from nanode.experiments.execution import BrokenOff, matches, outcomes, until
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.training import OptimizerConfig, RunRecord, train
 from nanode.training.loop import Loop
+from tests.experiments.runs import execute
 
 pytestmark = pytest.mark.usefixtures("perceptron")
 
@@ -39,11 +40,11 @@ def steps(monkeypatch):
 
 
 def test_runs_once(tmp_path, runs, steps):
-    records = list(execute(runs, tmp_path))
+    records = execute(runs, tmp_path)
     assert [record.seed for record in records] == [0, 1, 2]
     assert {record.status for record in records} == {"finished"}
     assert steps.count == 3 * 20
-    assert list(execute(runs, tmp_path)) == records
+    assert execute(runs, tmp_path) == records
     assert steps.count == 3 * 20
     assert [outcome.new for outcome in outcomes(runs, tmp_path)] == [False] * 3
 
@@ -53,13 +54,13 @@ def test_another_configuration_is_refused_before_anything_is_trained(tmp_path, r
     runs[2] = replace(runs[2], config=replace(runs[2].config, epochs=3))
     before = steps.count
     with pytest.raises(ValueError, match=r"some/seed2 belongs to.*: epochs \(2 there, 3 here\)"):
-        list(execute(runs, tmp_path))
+        execute(runs, tmp_path)
     assert steps.count == before
     assert not (tmp_path / runs[0].name).exists()
 
 
 def test_what_changes_no_result_may_differ(tmp_path, runs, steps):
-    list(execute(runs[:1], tmp_path))
+    execute(runs[:1], tmp_path)
     (record,) = execute(runs[:1], tmp_path, overrides={"log_every": 3})
     assert record.status == "finished"
     assert steps.count == 20
@@ -69,16 +70,16 @@ def test_overrides_reach_the_run(tmp_path, runs):
     (record,) = execute(runs[:1], tmp_path, overrides={"epochs": 1, "optimizer.lr": 0.03})
     assert (record.config.epochs, record.config.optimizer.lr) == (1, 0.03)
     with pytest.raises(ValueError, match="unknown key 'epoch'"):
-        list(execute(runs, tmp_path, overrides={"epoch": 1}))
+        execute(runs, tmp_path, overrides={"epoch": 1})
 
 
 def test_a_keyboard_interrupt_leaves_a_state_to_go_on_from(tmp_path, runs, steps):
-    whole = list(execute(runs[:2], tmp_path / "whole"))
+    whole = execute(runs[:2], tmp_path / "whole")
     steps.count, steps.fail_at = 0, 35  # inside the second epoch of the second run
     with pytest.raises(KeyboardInterrupt):
-        list(execute(runs[:2], tmp_path / "parts"))
+        execute(runs[:2], tmp_path / "parts")
     assert RunRecord.load(tmp_path / "parts/some/seed1/run.json").status == "running"
-    parts = list(execute(runs[:2], tmp_path / "parts"))
+    parts = execute(runs[:2], tmp_path / "parts")
     assert [record.metrics for record in parts] == [record.metrics for record in whole]
     assert [record.times.starts for record in parts] == [1, 2]
     # The five steps after the last checkpoint are made again, nothing else.
@@ -87,20 +88,20 @@ def test_a_keyboard_interrupt_leaves_a_state_to_go_on_from(tmp_path, runs, steps
 
 def test_the_deadline_stops_inside_an_epoch_and_is_kept(tmp_path, runs, steps):
     """Time is counted in steps here: the deadline comes after 25 of them."""
-    whole = list(execute(runs[:2], tmp_path / "whole"))
+    whole = execute(runs[:2], tmp_path / "whole")
     steps.count = 0
     found = list(outcomes(runs, tmp_path / "parts", stop=lambda: steps.count >= 25))
     assert [outcome.planned.name for outcome in found] == ["some/seed0"]
     assert steps.count == 25
     assert (tmp_path / "parts/some/seed1/checkpoints/step-00000005").is_dir()
     assert not (tmp_path / "parts/some/seed2").exists()
-    found = list(execute(runs[:2], tmp_path / "parts"))
+    found = execute(runs[:2], tmp_path / "parts")
     assert steps.count == 40
     assert [record.metrics for record in found] == [record.metrics for record in whole]
 
 
 def test_runs_that_are_over_count_after_the_deadline_too(tmp_path, runs):
-    list(execute(runs[1:2], tmp_path))
+    execute(runs[1:2], tmp_path)
     found = list(outcomes(runs, tmp_path, stop=lambda: True))
     assert [(outcome.planned.name, outcome.new) for outcome in found] == [("some/seed1", False)]
 
@@ -116,17 +117,17 @@ def test_minutes(tmp_path, runs, steps, monkeypatch):
     with pytest.raises(ValueError, match="minutes must be above 0, got 0"):
         until(0)
     monkeypatch.undo()
-    assert list(execute(runs, tmp_path, minutes=1e-9)) == []
+    assert execute(runs, tmp_path, stop=until(1e-9)) == []
     assert steps.count == 0
 
 
 def test_a_run_that_diverges_fails_alone(tmp_path, runs, steps):
     runs[0] = replace(runs[0], config=replace(runs[0].config, optimizer=OptimizerConfig(lr=1e30)))
-    records = list(execute(runs[:2], tmp_path))
+    records = execute(runs[:2], tmp_path)
     assert [record.status for record in records] == ["failed", "finished"]
     assert "at step" in records[0].message
     before = steps.count
-    assert list(execute(runs[:2], tmp_path)) == records
+    assert execute(runs[:2], tmp_path) == records
     assert steps.count == before
 
 
@@ -161,7 +162,7 @@ def test_after_two_models_in_a_row_the_rest_is_not_tried(tmp_path, runs, monkeyp
     monkeypatch.setattr("nanode.experiments.execution.train", no_memory)
     all_tried = len(set(models)) == 1
     with pytest.raises(BrokenOff, match=r"seed0.*seed1 \(OutOfMemoryError") as error:
-        list(execute(runs, tmp_path))
+        execute(runs, tmp_path)
     assert ("the rest was not tried" in str(error.value)) != all_tried
     assert tried == ([0, 1, 2] if all_tried else [0, 1])
 
@@ -215,7 +216,7 @@ def test_nothing_of_a_run_is_alive_when_the_next_one_begins(tmp_path, runs, step
     runs[2] = replace(runs[2], measure="look")
     steps.fail_at, steps.error = 35, torch.OutOfMemoryError  # an instance would keep its traceback
     with pytest.raises(BrokenOff, match=r"some/seed[012] \(OutOfMemoryError"):
-        list(execute(runs, tmp_path))
+        execute(runs, tmp_path)
     assert len(models) == 5
     assert not any(flag for flags in alive for flag in flags)
 
@@ -248,7 +249,7 @@ def test_a_record_without_its_checkpoint_is_not_gone_on_with(tmp_path, runs, ste
 
 def test_a_run_that_cannot_be_measured_any_more_is_repeated(tmp_path, runs, steps, monkeypatch):
     monkeypatch.setitem(MEASUREMENTS, "look", lambda folder: {"found": 1})
-    list(execute(runs[:1], tmp_path, prune=True))
+    execute(runs[:1], tmp_path, prune=True)
     run = replace(runs[0], measure="look")
     (record,) = execute([run], tmp_path, prune=True)
     assert record.status == "finished"
@@ -260,7 +261,7 @@ def test_pruned_runs_are_still_over(tmp_path, runs, steps):
     (record,) = execute(runs[:1], tmp_path, prune=True)
     left = sorted(path.name for path in (tmp_path / runs[0].name).iterdir())
     assert left == ["config.yaml", "log.jsonl", "run.json"]
-    assert list(execute(runs[:1], tmp_path)) == [record]
+    assert execute(runs[:1], tmp_path) == [record]
     assert steps.count == 20
 
 
@@ -277,9 +278,9 @@ def test_a_run_is_over_once_it_is_measured(tmp_path, runs, monkeypatch):
     monkeypatch.setitem(MEASUREMENTS, "look", look)
     run = replace(runs[0], measure="look")
     with pytest.raises(KeyboardInterrupt):
-        list(execute([run], tmp_path, prune=True))
-    list(execute([run], tmp_path, prune=True))
-    list(execute([run], tmp_path, prune=True))
+        execute([run], tmp_path, prune=True)
+    execute([run], tmp_path, prune=True)
+    execute([run], tmp_path, prune=True)
     assert len(asked) == 2
     assert (tmp_path / run.name / "look.json").read_text() == '{\n  "found": 1\n}\n'
 
@@ -315,9 +316,9 @@ def test_a_run_made_again_is_measured_again(tmp_path, runs, monkeypatch):
     found = iter([1, 2])
     monkeypatch.setitem(MEASUREMENTS, "look", lambda folder: {"found": next(found)})
     run = replace(runs[0], measure="look")
-    list(execute([run], tmp_path, prune=True))
+    execute([run], tmp_path, prune=True)
     (tmp_path / run.name / "run.json").unlink()
-    list(execute([run], tmp_path, prune=True))
+    execute([run], tmp_path, prune=True)
     assert measured("look", tmp_path / run.name) == {"found": 2}
 
 
@@ -344,7 +345,7 @@ def test_data_that_cannot_be_had_show_before_anything_is_trained(
     monkeypatch.setattr(execution, "load_data", load_data)
     last = replace(runs[1], config=replace(runs[1].config, data="cifar100"))
     with pytest.raises(DataError, match="is not there"):
-        list(execute([runs[0], last], tmp_path))
+        execute([runs[0], last], tmp_path)
     assert steps.count == 0
     assert not list(tmp_path.iterdir())
 

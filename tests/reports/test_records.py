@@ -44,3 +44,12 @@ def test_reading(tmp_path, make):
     assert find_record(tmp_path, "row/seed9") is None
     cell = Cell.read(tmp_path, [f"row/seed{n}" for n in range(4)])
     assert str(cell) == "75.00 (seed 0); failed (seed 2)"
+
+
+def test_every_seed_in_a_folder(tmp_path, make):
+    for seed in (10, 9):
+        folder = tmp_path / f"row/seed{seed}"
+        folder.mkdir(parents=True)
+        make(seed=seed, accuracy=0.75).save(folder / "run.json")
+    assert str(Cell.seeds(tmp_path, "row")) == "75.00 ± 0.00 (seeds 9, 10)"
+    assert str(Cell.seeds(tmp_path, "another", "open")) == "open"
