@@ -113,7 +113,7 @@ class ODEBlock(nn.Module):
     def _settings(self) -> tuple[Any, ...]:
         """All that a plan is made of; whoever changes one has it made anew."""
         return (
-            self.field,
+            self._modules["field"],  # quicker than self.field, and asked at every call
             self.steps,
             self.solver,
             self.gradient,
@@ -122,6 +122,13 @@ class ODEBlock(nn.Module):
             self.at,
             self.check_finite,
         )
+
+    # Not a property: nn.Module would replace an AttributeError raised in it by one of its own.
+    def plan(self) -> Plan | None:
+        """The solve by the present settings; None with a solver that chooses its own steps."""
+        if not traced() and self._settings() != self._planned:
+            self.regrid(self.steps)
+        return self._plan
 
     def _prepare(self) -> None:
         """Have the stages keep the basis's values, so that no tracer meets them."""
@@ -138,9 +145,8 @@ class ODEBlock(nn.Module):
         """The state at the end of the interval, or at the times of ``at``."""
         if self.augment:
             x = self._augmented(x)
-        if not traced() and self._settings() != self._planned:
-            self.regrid(self.steps)
-        if self._plan is None:
+        plan = self.plan()
+        if plan is None:
             assert isinstance(self.solver, Adaptive)
             result, evaluations = solve_adaptively(
                 self.field,
@@ -155,7 +161,7 @@ class ODEBlock(nn.Module):
             )
         else:
             result, evaluations = solve(
-                self._plan, self.gradient, x, conditioning, stacked=self.at is not None
+                plan, self.gradient, x, conditioning, stacked=self.at is not None
             )
         if not traced():
             self.nfe = evaluations
@@ -177,3 +183,8 @@ class ODEBlock(nn.Module):
             f"steps={self.steps}, solver={self.solver!r}, gradient={self.gradient!r}, "
             f"scale={self.scale}, interval={self.interval}"
         )
+
+
+def flows(model: nn.Module) -> dict[str, ODEBlock]:
+    """The flows of a model, by name."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, ODEBlock)}

@@ -102,7 +102,7 @@ def check_gradients(
 def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
     """The relative error of x₀ after solving and undoing the solve; None if it can't be undone."""
     block = copy.deepcopy(block)
-    plan = block._plan
+    plan = block.plan()
     if plan is None or not isinstance(plan.stepper, Invertible):
         return None
     stepper = plan.stepper

@@ -46,11 +46,12 @@ class Steps(Of):
 
     def plan(self, block: ODEBlock, at: Sequence[float] = ()) -> Plan:
         """The block's own, whatever the times."""
-        if block._plan is None:
+        plan = block.plan()
+        if plan is None:
             raise ValueError(
                 "an adaptive solver has no fixed steps to differentiate; use of=Equation()"
             )
-        return block._plan
+        return plan
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,9 @@ class Equation(Of):
 
 def marks(block: ODEBlock) -> tuple[float, ...]:
     """The ends of the block's steps; eleven equidistant times where a solver chooses them."""
-    if block._plan is not None:
-        return tuple(float(point) for point in block._plan.grid.points)
+    plan = block.plan()
+    if plan is not None:
+        return tuple(float(point) for point in plan.grid.points)
     a, b = block.interval
     return tuple(a + (b - a) * k / 10 for k in range(11))
 

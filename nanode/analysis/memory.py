@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def measure_memory(block: ODEBlock, x: Any, *conditioning: Any) -> Memory:
     x = tree_map(lambda part: part.detach().clone().requires_grad_(), x)
     tables = _TableSpy(twin)
     device = next((part.device for part in tree_leaves(x) if isinstance(part, Tensor)), None)
-    measure = _on_gpu if device is not None and device.type == "cuda" else _on_cpu
+    on_gpu = device is not None and device.type == "cuda"
+    measure = partial(_on_gpu, device) if on_gpu else _on_cpu
     # Once before: what is made at first use and then kept is no cost of a pass.
     _pass(twin, x, conditioning, lambda result: None)
     twin.zero_grad(set_to_none=True)
@@ -92,21 +94,25 @@ def _on_cpu(
 
 
 def _on_gpu(
-    block: ODEBlock, x: Any, conditioning: tuple[Any, ...], tables: "_TableSpy"
+    device: torch.device | None,
+    block: ODEBlock,
+    x: Any,
+    conditioning: tuple[Any, ...],
+    tables: "_TableSpy",
 ) -> tuple[int, int, int]:
     gc.collect()  # of others, that would be taken for the pass's own if it went meanwhile
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
     found: list[int] = []
 
     def between(result: Any) -> None:
         outputs = sum(_size(part) for part in tree_leaves(result))
-        found.extend([torch.cuda.memory_allocated() - before - outputs, tables.alive()])
+        found.extend([torch.cuda.memory_allocated(device) - before - outputs, tables.alive()])
 
     _pass(block, x, conditioning, between)
-    torch.cuda.synchronize()
-    return found[0], found[1], torch.cuda.max_memory_allocated() - before
+    torch.cuda.synchronize(device)
+    return found[0], found[1], torch.cuda.max_memory_allocated(device) - before
 
 
 class _Storages(TorchDispatchMode):

@@ -98,11 +98,11 @@ def forward_mode() -> Iterator[None]:
 
 
 def largest_singular_values(
-    operator: Operator, count: int, *, depth: int = DEPTH, oversample: int = 1, seed: int = 0
+    operator: Operator, count: int, *, depth: int = DEPTH, seed: int = 0
 ) -> Tensor:
     """The ``count`` largest singular values, by products with the map and its transpose alone.
 
-    Costs ``(depth + 1) * (count + oversample)`` products and about as many transposed ones.
+    Costs ``(depth + 1) * (count + 1)`` products and about as many transposed ones.
     """
     found: list[Tensor] = []
 
@@ -110,14 +110,12 @@ def largest_singular_values(
         found.append(operator.apply(block))
         return operator.transpose(found[-1])
 
-    _krylov(normal, operator, count, depth, oversample, seed)
+    _krylov(normal, operator, count, depth, seed)
     values: Tensor = torch.linalg.svdvals(torch.cat(found, dim=1))
     return values[:count]
 
 
-def largest_eigenvalue(
-    symmetric: Operator, *, depth: int = 3 * DEPTH, oversample: int = 1, seed: int = 0
-) -> float:
+def largest_eigenvalue(symmetric: Operator, *, depth: int = 3 * DEPTH, seed: int = 0) -> float:
     """The largest eigenvalue (not the largest in size) of a symmetric map, by Rayleigh–Ritz.
 
     Powers of the map and not of its square are taken, so it needs more depth. At this one alone
@@ -138,7 +136,7 @@ def largest_eigenvalue(
         value, residual = _top(basis, torch.cat(found, dim=1))
         return residual <= 0.01 * abs(value)
 
-    basis = _krylov(spy, symmetric, 1, DEEPER * depth, oversample, seed, settled)
+    basis = _krylov(spy, symmetric, 1, DEEPER * depth, seed, settled)
     return _top(basis, torch.cat(found, dim=1))[0]
 
 
@@ -164,7 +162,6 @@ def _krylov(
     operator: Operator,
     count: int,
     depth: int,
-    oversample: int,
     seed: int,
     settled: Callable[[Tensor], bool] = lambda basis: False,
 ) -> Tensor:
@@ -176,7 +173,7 @@ def _krylov(
     if count > operator.size:
         raise ValueError(f"count={count} is more than the {operator.size} values that there are")
     checked_count("depth", depth, least=1)
-    width = min(count + checked_count("oversample", oversample, least=0), operator.size)
+    width = min(count + 1, operator.size)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(operator.size, width, generator=generator, dtype=torch.float64)
     block: Tensor = torch.linalg.qr(start.to(operator.like))[0]

@@ -57,8 +57,7 @@ class Subject:
         refuse_inference_mode()
         x, conditioning = tree_map(_detached, (x, conditioning))
         self.block = copy.deepcopy(block).eval()
-        if self.block._settings() != self.block._planned:  # as its next call would
-            self.block.regrid(self.block.steps)
+        self.block.plan()  # now, not amid a derivative
         #: θ: the field's parameters that are trained, by name.
         self.parameters: Named = {
             name: p for name, p in self.block.field.named_parameters() if p.requires_grad

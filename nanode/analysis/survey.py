@@ -23,7 +23,7 @@ from nanode.analysis.subject import Subject, refuse_inference_mode
 from nanode.analysis.transition import SingularValues, state_transition, transition_values
 from nanode.analysis.weights import weight_norms
 from nanode.bases import Basis
-from nanode.block import ODEBlock
+from nanode.block import ODEBlock, flows
 from nanode.gradients import Backprop
 from nanode.stages import Stage, Stages
 
@@ -83,19 +83,19 @@ def analyse(
     if not isinstance(x, Tensor) or x.ndim < 1 or not len(x):
         raise ValueError(f"x must be a tensor of samples along its first axis, got {x!r}")
     twin = copy.deepcopy(model).eval()
-    blocks = {name: part for name, part in twin.named_modules() if isinstance(part, ODEBlock)}
+    blocks = flows(twin)
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no ODEBlock in it, so there is no flow")
     # Models may draw random numbers even in eval mode.
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         met = [_met(twin, blocks, x[n : n + 1], n, loss, rows) for n in range(len(x))]
-    flows = {}
+    analyses = {}
     for name, block in blocks.items():
         missed = [n for n, by_name in enumerate(met) if name not in by_name]
         if missed:
             raise ValueError(f"the model doesn't call its flow {name!r} on the samples {missed}")
-        flows[name] = _flow(block, [by_name[name] for by_name in met], effort)
-    found = Analysis(flows)
+        analyses[name] = _flow(block, [by_name[name] for by_name in met], effort)
+    found = Analysis(analyses)
     if out is not None:
         found.save(out)
     return found

@@ -156,6 +156,7 @@ def wanted_times(
     ends = block.interval
     sign = 1 if ends[0] < ends[1] else -1
     begin = ends[0] if tau is None else float(tau)
+    given = {"tau": tau, "at": at}
     if at is None:
         at = [t for t in marks(block) if sign * t > sign * begin and not same(t, begin, block)]
     wanted = [float(t) for t in at]
@@ -165,7 +166,8 @@ def wanted_times(
     inside = all(min(ends) <= t <= max(ends) for t in [begin, *wanted])
     if not wanted or not ordered or not inside:
         raise ValueError(
-            f"Φ(t, τ) is asked for at t = {wanted} with τ = {begin}; times must follow τ and each "
-            f"other in the direction of the solve, inside {ends}"
+            f"times must follow {'the start' if tau is None else 'tau'} and each other in the "
+            f"direction of the solve, inside {ends}, got "
+            + ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         )
     return begin, wanted

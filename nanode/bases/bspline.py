@@ -1,13 +1,12 @@
 """Weights as smooth splines."""
 
-from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from nanode.bases.basis import Basis, Interval, checked_count
-from nanode.bases.splines import checked_knots, spline_gram, spline_values
+from nanode.bases.splines import Knots, checked_knots, spline_gram, spline_values
 from nanode.stages import Side
 
 
@@ -30,7 +29,7 @@ class BSpline(Basis):
 
     def __init__(
         self,
-        knots: int | Sequence[float],
+        knots: Knots,
         degree: int = 3,
         interval: Interval = (0.0, 1.0),
     ) -> None:

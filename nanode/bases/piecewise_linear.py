@@ -1,13 +1,12 @@
 """Weights interpolated linearly between knots."""
 
-from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from nanode.bases.basis import Basis, Interval, checked_count
-from nanode.bases.splines import checked_knots, spline_gram, spline_values
+from nanode.bases.splines import Knots, checked_knots, spline_gram, spline_values
 from nanode.stages import Side
 
 
@@ -26,7 +25,7 @@ class PiecewiseLinear(Basis):
             [0.0000, 0.0000, 1.0000]])
     """
 
-    def __init__(self, knots: int | Sequence[float], interval: Interval = (0.0, 1.0)) -> None:
+    def __init__(self, knots: Knots, interval: Interval = (0.0, 1.0)) -> None:
         super().__init__(interval)
         self.knots = checked_knots(knots, self.interval)
         self.size = len(self.knots)

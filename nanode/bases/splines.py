@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nanode.bases.basis import Interval, checked_count, even, working
@@ -16,9 +18,14 @@ from nanode.bases.differences import differences
 from nanode.bases.quadrature import gauss, weighted_gram
 from nanode.stages import Side
 
+#: How many knots, or their times.
+Knots = int | Sequence[float] | NDArray[Any] | Tensor
+
 
 def checked_knots(knots: Any, interval: Interval) -> tuple[float, ...]:
     """Breakpoints from t0 to t1: evenly spaced if ``knots`` is their number."""
+    if isinstance(knots, np.ndarray | Tensor):
+        knots = knots.tolist()
     if not isinstance(knots, Sequence) or isinstance(knots, str):
         return even(interval, checked_count("knots", knots, 2, "; both ends count") - 1)
     try:

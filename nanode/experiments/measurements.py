@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from nanode.block import flows
 from nanode.data import ImageData, Images
 from nanode.gradients import Compiled
 from nanode.training import RunRecord, TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
-from nanode.training.costs import flows
 from nanode.training.evaluation import score
 from nanode.training.files import write_text
 from nanode.training.setup import (

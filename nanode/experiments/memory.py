@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from nanode.analysis import measure_memory
+from nanode.block import flows
 from nanode.experiments.plan import Options, Planned
 from nanode.models import create
 from nanode.reports.markdown import table, write_page
-from nanode.training.costs import flows
 from nanode.training.environment import commit, hardware, versions
 from nanode.training.files import write_text
 

@@ -103,6 +103,10 @@ class Autonomous(ConstantField):
     True
     """
 
+    def __init__(self, module: nn.Module) -> None:
+        check_module(type(self).__name__, module)
+        super().__init__(module)
+
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The module at x."""
         with self._lender.lend(weights, stage):
@@ -227,6 +231,17 @@ def _check_takes_time(module: nn.Module) -> None:
             f"a field is called as f(t, x), and {type(module).__name__} takes x alone; use "
             "nanode.Autonomous(module), or nanode.TimeVarying(module, basis) for weights that move"
         ) from None
+
+
+def check_module(kind: str, module: Any) -> None:
+    """Refuse what a kind of field can't be made of."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{kind} makes a field of a module, got {module!r}")
+    if isinstance(module, Field):
+        raise ValueError(
+            f"{kind} makes a field of a module, got {type(module).__name__}, which is a field "
+            "already; use it as it is, or wrap the module inside it"
+        )
 
 
 def check_norms(module: nn.Module) -> None:

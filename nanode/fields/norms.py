@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanode.fields.swap import StageAware
-from nanode.fields.walk import parts_of
+from nanode.fields.walk import parts_of, replaced
 from nanode.stages import Stage
 from nanode.tracing import traced
 
@@ -200,30 +200,22 @@ def convert_norms(module: nn.Module) -> nn.Module:
     >>> nanode.convert_norms(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))[0]
     BatchNorm(8, evaluations=0)
     """
-    return _converted(module, {})
+    return replaced(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _converted)
 
 
-def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The module with every norm replaced, a norm used twice by one replacement."""
-    if module in done:
-        return done[module]
-    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-    if isinstance(module, kinds) and module.track_running_stats:
-        if module.momentum is None:
-            raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
-        norm = BatchNorm(module.num_features, module.eps, module.momentum, module.affine)
-        if module.affine:
-            norm.weight, norm.bias = module.weight, module.bias
-        like = next(iter([*module.buffers(), *module.parameters()]), norm.running_mean)
-        norm.running_mean = norm.running_mean.to(like)
-        norm.running_var = norm.running_var.to(like)
-        done[module] = norm.train(module.training)
-        return norm
-    # named_children() would leave out the second place of a norm used twice.
-    for name, child in list(module._modules.items()):
-        if child is not None and (converted := _converted(child, done)) is not child:
-            setattr(module, name, converted)
-    return module
+def _converted(norm: Any) -> nn.Module:
+    """One of torch's norms as one of ours; without statistics, as it is."""
+    if not norm.track_running_stats:
+        return norm  # type: ignore[no-any-return]
+    if norm.momentum is None:
+        raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
+    own = BatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine)
+    if norm.affine:
+        own.weight, own.bias = norm.weight, norm.bias
+    like = next(iter([*norm.buffers(), *norm.parameters()]), own.running_mean)
+    own.running_mean = own.running_mean.to(like)
+    own.running_var = own.running_var.to(like)
+    return own.train(norm.training)
 
 
 def prepare_norms(module: nn.Module, times: Sequence[float]) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanode.fields.field import Autonomous
-from nanode.fields.swap import StageAware
+from nanode.fields.field import Autonomous, Field, check_module, check_norms
+from nanode.fields.swap import StageAware, refuse_lent
+from nanode.fields.walk import replaced
 
+_DIRECT = (nn.MultiheadAttention, nn.RNNBase)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -21,7 +23,8 @@ class TimeAppended(Autonomous):
               \mathrm{conv}([x, t]) = \mathrm{conv}(x; W_x) + t\,\mathrm{conv}(1; w_t)
 
     so the activation is never copied. A convolution with groups gets one more channel per group;
-    at padded borders the appended channel is padded like any other.
+    at padded borders the appended channel is padded like any other. Fields inside the module keep
+    to their own time.
 
     >>> import nanode, torch
     >>> field = nanode.TimeAppended(torch.nn.Linear(3, 3))
@@ -34,8 +37,12 @@ class TimeAppended(Autonomous):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        converted, count = _append(module, {})
-        if not count:
+        check_module("TimeAppended", module)
+        refuse_lent(module)
+        check_norms(module)
+        kinds = (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED, *_DIRECT, AppendedLayer, Field)
+        converted = replaced(module, kinds, _appended)
+        if not any(isinstance(part, AppendedLayer) for part in converted.modules()):
             raise ValueError(
                 f"{type(module).__name__} has no linear or convolutional layer to append time to; "
                 "use nanode.Autonomous(module)"
@@ -95,26 +102,11 @@ class AppendedLayer(StageAware):
         return response if x.ndim == len(space) + 2 else response[0]
 
 
-def _append(module: nn.Module, done: dict[nn.Module, nn.Module]) -> tuple[nn.Module, int]:
-    """The module with every layer replaced, a layer used twice by one replacement, and how many."""
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+def _appended(part: nn.Module) -> nn.Module:
+    """A layer with t appended; a field or such a layer as it is."""
+    if isinstance(part, _DIRECT):
         raise ValueError(
-            f"time can't be appended inside {type(module).__name__}, which reads its layers' "
+            f"time can't be appended inside {type(part).__name__}, which reads its layers' "
             "weights directly; use nanode.TimeVarying"
         )
-    if isinstance(module, AppendedLayer):  # reached before, through another parent
-        return module, 1
-    if isinstance(module, (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)):
-        if module not in done:
-            done[module] = AppendedLayer(module)
-        return done[module], 1
-    count = 0
-    # named_children() would leave out the second place of a layer used twice.
-    for name, child in list(module._modules.items()):
-        if child is None:
-            continue
-        replaced, found = _append(child, done)
-        count += found
-        if replaced is not child:
-            setattr(module, name, replaced)
-    return module, count
+    return part if isinstance(part, AppendedLayer | Field) else AppendedLayer(part)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nanode.bases import Basis
-from nanode.fields.field import Field, Weights, check_norms
+from nanode.fields.field import Field, Weights, check_module, check_norms
 from nanode.fields.swap import Lender, refuse_lent
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import (
@@ -78,15 +78,7 @@ class TimeVarying(Field):
         orthogonal: Form | Mapping[str, Form | None] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise ValueError(
-                f"TimeVarying needs a module, whose parameters then move, got {module!r}"
-            )
-        if isinstance(module, Field):
-            raise ValueError(
-                f"TimeVarying makes a field of a module, got a {type(module).__name__}, which is a "
-                "field already; use it as it is, or wrap the module inside it"
-            )
+        check_module("TimeVarying", module)
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")
         if basis is not None and not isinstance(basis, Basis):

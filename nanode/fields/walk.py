@@ -1,6 +1,6 @@
 """The modules inside a module and what they are like, found quickly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -25,6 +25,35 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
             if part._modules:
                 ahead.extend(reversed(part._modules.values()))
     return list(found)
+
+
+def replaced(
+    module: nn.Module, kinds: tuple[type[nn.Module], ...], by: Callable[[Any], nn.Module]
+) -> nn.Module:
+    """The module with every part of some kinds replaced, one used twice by one replacement.
+
+    All are made before the first is put in: where ``by`` raises, the module stays as it was. What
+    is inside a part of these kinds is left alone.
+    """
+    others: dict[nn.Module, nn.Module] = {}
+    places: list[tuple[nn.Module, str, nn.Module]] = []
+
+    def visit(part: nn.Module) -> None:
+        # named_children() would leave out the second place of a part used twice.
+        for name, child in part._modules.items():
+            if isinstance(child, kinds):
+                if child not in others:
+                    others[child] = by(child)
+                if others[child] is not child:
+                    places.append((part, name, others[child]))
+            elif child is not None:
+                visit(child)
+
+    whole = nn.ModuleList([module])  # where the module itself has a place
+    visit(whole)
+    for parent, name, other in places:
+        setattr(parent, name, other)
+    return whole[0]
 
 
 #: Settings that schedules change while a network trains.

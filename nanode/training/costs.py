@@ -18,18 +18,13 @@ from torch import Tensor, nn
 
 from nanode.analysis import measure_memory
 from nanode.bases import Basis
-from nanode.block import ODEBlock
+from nanode.block import ODEBlock, flows
 from nanode.gradients.compiled import Compiled
 from nanode.training.records import Costs, Flow
 from nanode.training.setup import Setup, compiled
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-
-def flows(model: nn.Module) -> dict[str, ODEBlock]:
-    """The flows of a model, by name."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, ODEBlock)}
 
 
 def describe(name: str, block: ODEBlock) -> Flow:
@@ -102,9 +97,11 @@ def uncompiled(blocks: Iterable[ODEBlock]) -> Iterator[None]:
     own = {block: block.gradient for block in blocks if isinstance(block.gradient, Compiled)}
     for block, gradient in own.items():
         block.gradient = gradient.method
-    yield
-    for block, gradient in own.items():
-        block.gradient = gradient
+    try:
+        yield
+    finally:
+        for block, gradient in own.items():
+            block.gradient = gradient
 
 
 def _inputs(
@@ -190,10 +187,10 @@ def _seconds_of_passes(
     return found
 
 
-def _seconds(work: Callable[[], None], device: torch.device, times: int = 5) -> float:
-    """The shortest of a few runs."""
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """The shortest of five runs, after two to warm up."""
     found = []
-    for _ in range(times + 2):
+    for _ in range(7):
         start = time.perf_counter()
         work()
         if device.type == "cuda":

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from nanode.block import flows
 from nanode.training.checkpoints import earlier_record
 from nanode.training.config import Settings
-from nanode.training.costs import describe, flows
+from nanode.training.costs import describe
 from nanode.training.documents import save_config
 from nanode.training.environment import commit, hardware, now, versions
 from nanode.training.files import check_writable, remove_halves

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanode.bases.basis import checked_count, checked_interval, numbers
+from nanode.bases.quadrature import gauss
 from nanode.stages import Side, Stages
 from nanode.trajectories.initial import spread
 from nanode.trajectories.trajectory import (
@@ -110,13 +110,11 @@ class Hypernetwork(Trajectory):
                 f"a hypernetwork's energy is known for m = 0 only, got m = {m}; "
                 "smoothness penalties need an Expansion"
             )
-        nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(32))
-        t0, t1 = self.interval
-        times = t0 + (t1 - t0) * (nodes + 1) / 2
+        times, weights = gauss(self.interval, 32)
         total = []
         for w in self._at(times).values():
             squares = w.abs().square().reshape(len(times), w[0].numel()).sum(1)
-            total.append(squares @ weights.to(squares) * (t1 - t0) / 2)
+            total.append(squares @ weights.to(squares))
         return torch.stack(total).sum()
 
     def _at(self, times: Tensor) -> Named:

@@ -9,6 +9,7 @@ two are exact, through the basis's Gram matrices:
 import torch
 from torch import Tensor, nn
 
+from nanode.bases.basis import checked_count
 from nanode.trajectories.trajectory import Trajectory
 
 
@@ -36,10 +37,7 @@ def function_penalty(model: nn.Module) -> Tensor:
 
 def smoothness_penalty(model: nn.Module, m: int = 1) -> Tensor:
     r"""How much the weights move, :math:`\int \|W^{(m)}(t)\|^2 dt`; zero for constant weights."""
-    if isinstance(m, bool) or not isinstance(m, int) or m < 1:
-        raise ValueError(
-            f"m must be a positive integer, got {m!r}; for m = 0 use function_penalty(model)"
-        )
+    m = checked_count("m", m, 1, "; for m = 0 use function_penalty(model)")
     return torch.stack([trajectory.energy(m) for trajectory in trajectories(model)]).sum()
 
 

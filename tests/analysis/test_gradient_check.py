@@ -48,6 +48,14 @@ def test_drift_is_what_undoing_amplifies():
     assert 100 < drift[0.9] / drift[0.99] < 1e6
 
 
+def test_drift_is_that_of_a_solver_changed_later():
+    changed = block(nanode.Euler())
+    changed.solver = nanode.Leapfrog()
+    drift = nanode.reversal_drift(block(nanode.Leapfrog()), X)
+    assert nanode.reversal_drift(changed, X) == drift
+    assert nanode.check_gradients(changed, X).drift == drift
+
+
 def test_every_parameter_and_x_have_a_row():
     checked = block(nanode.Leapfrog(), overrides={"0.bias": None})
     rows = nanode.check_gradients(checked, X).rows

@@ -2,10 +2,12 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
 import nanode
+from nanode.analysis import memory
 
 WIDTH, BATCH = 32, 64
 X = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -62,6 +64,22 @@ def test_peak_counts_temporaries():
     """Peak is above held, and above the gradients that a pass must produce."""
     memory = measured(10, nanode.Euler(), nanode.Backprop())
     assert memory.peak > memory.held + memory.table_held
+
+
+def test_a_gpu_is_asked_for_its_own_bytes(monkeypatch):
+    """That of x, which needn't be the current one; the others have other numbers."""
+    gpu = torch.device("cuda:1")
+
+    def asked(number):
+        return lambda device=None: number if device == gpu else pytest.fail(f"asked {device}")
+
+    answers = {"memory_allocated": 5, "max_memory_allocated": 7, "reset_peak_memory_stats": None}
+    for name, answer in {**answers, "synchronize": None}.items():
+        monkeypatch.setattr(torch.cuda, name, asked(answer))
+    block = nanode.ODEBlock(lambda t, x: -x, 2)
+    x = X.clone().requires_grad_()
+    found = memory._on_gpu(gpu, block, x, (), memory._TableSpy(block))
+    assert found == (-STATE, 0, 2)
 
 
 def test_it_can_be_printed():

@@ -153,6 +153,13 @@ def test_too_many_entries_are_refused_with_the_estimate_to_use():
     assert sensitivity(block, sample(4), limit=4 * count, of=Steps()).matrices.shape[-1] == count
 
 
+@pytest.mark.parametrize("look", [sensitivity, sensitivity_values])
+def test_times_outside_are_refused_by_the_name_the_user_gave(look):
+    message = r"^times must follow the start .* inside \(0\.0, 1\.0\), got at=\[2\.0\]$"
+    with pytest.raises(ValueError, match=message):
+        look(nanode.ODEBlock(network(), steps=2), sample(4), at=[2.0])
+
+
 def test_numbers_and_figure():
     found = sensitivity(nanode.ODEBlock(network(), steps=2), sample(4), of=Steps())
     numbers = found.numbers()

@@ -19,6 +19,7 @@ from nanode.analysis import (
     state_transition,
     transition_values,
 )
+from nanode.analysis.linearised import marks
 from tests.analysis.systems import jacobian_in_x, largest, sample
 
 
@@ -119,6 +120,14 @@ def test_settings_that_were_changed_count(name, value):
     found = state_transition(block, x, of=Steps())
     assert found.times[-1] == block.interval[1]
     assert largest(found.matrices[-1] - jacobian_in_x(block, x)) < 1e-10
+
+
+def test_plans_follow_settings_that_were_changed():
+    block = nanode.ODEBlock(lambda t, x: -x, 2)
+    block.steps = 4
+    assert marks(block) == (0.0, 0.25, 0.5, 0.75, 1.0)
+    block.steps = 5
+    assert Steps().plan(block).grid.steps == 5
 
 
 def test_inference_mode_is_refused():

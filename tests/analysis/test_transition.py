@@ -195,10 +195,12 @@ def test_what_it_cannot_do_is_refused():
         state_transition(block, sample(4), tau=0.5, of=Steps())
     with pytest.raises(ValueError, match=r"not at the end of a step \(nearest: 0.25\)"):
         state_transition(block, sample(4), at=[0.3], of=Steps())
-    with pytest.raises(ValueError, match="follow τ"):
+    with pytest.raises(ValueError, match=r"follow tau .*, got tau=0\.5, at=\[0\.25\]$"):
         state_transition(block, sample(4), tau=0.5, at=[0.25])
     with pytest.raises(ValueError, match="inside"):
         state_transition(block, sample(4), at=[2.0])
+    with pytest.raises(ValueError, match=r"inside \(0\.0, 1\.0\), got tau=2\.0$"):
+        state_transition(block, sample(4), tau=2.0)
     adaptive = nanode.ODEBlock(network(), solver=nanode.Adaptive())
     with pytest.raises(ValueError, match=r"adaptive.*of=Equation"):
         state_transition(adaptive, sample(4), of=Steps())

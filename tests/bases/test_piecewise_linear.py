@@ -98,6 +98,15 @@ def test_refuses_other_places(knots):
         PiecewiseLinear(knots)
 
 
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+def test_knots_may_be_an_array_or_a_tensor(kind):
+    places = (0.0, 0.25, 1.0)
+    assert PiecewiseLinear(kind(places)).knots == places
+    assert BSpline(kind(places)).knots == places
+
+
 def test_refuses_places_that_are_no_numbers():
+    with pytest.raises(ValueError, match="number of knots or their times"):
+        PiecewiseLinear(torch.zeros(2, 2))
     with pytest.raises(ValueError, match="number of knots or their times"):
         PiecewiseLinear([0.0, "a", 1.0])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nanode.block import flows
 from nanode.data import load
 from nanode.experiments import Options, measurements
 from nanode.experiments.measurements import TOLERANCE, _Coarse, fewest_steps, measure, measured
@@ -13,7 +14,6 @@ from nanode.gradients import Backprop
 from nanode.models import create
 from nanode.training import load_model, train
 from nanode.training.calibration import calibrate
-from nanode.training.costs import flows
 from nanode.training.setup import prepare
 
 

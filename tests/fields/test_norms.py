@@ -330,6 +330,14 @@ def test_refuses_a_momentum_that_is_no_number():
         nanode.convert_norms(nn.Sequential(nn.BatchNorm1d(2, momentum=None)))
 
 
+def test_a_module_whose_conversion_is_refused_stays_as_it_was():
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm1d(2, momentum=None)))
+    before = list(module.modules())
+    with pytest.raises(ValueError, match="momentum"):
+        nanode.convert_norms(module)
+    assert list(module.modules()) == before
+
+
 def test_prints_its_evaluations():
     _, norm, _ = prepared()
     assert repr(norm) == "BatchNorm(2, evaluations=3)"

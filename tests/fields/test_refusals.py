@@ -133,7 +133,17 @@ def test_refuses_running_statistics_that_came_later():
 
 def test_refuses_a_field():
     field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Constant())
-    refused("a TimeVarying, which is a field already", field, nanode.Constant())
+    refused("got TimeVarying, which is a field already", field, nanode.Constant())
+    for make in (nanode.Autonomous, nanode.TimeAppended):
+        message = f"{make.__name__} makes a field of a module, got TimeVarying, which is a field"
+        with pytest.raises(ValueError, match=message):
+            make(field)
+
+
+@pytest.mark.parametrize("make", [nanode.Autonomous, nanode.TimeAppended, nanode.TimeVarying])
+def test_refuses_what_is_no_module(make):
+    with pytest.raises(ValueError, match=rf"{make.__name__} makes a field of a module, got 3$"):
+        make(3)
 
 
 def test_refuses_a_state_dict_of_another_basis():

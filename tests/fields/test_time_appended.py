@@ -231,6 +231,35 @@ def test_refuses_modules_that_read_weights_themselves(module):
         nanode.TimeAppended(module)
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: nn.LSTM(4, 4), "appended inside LSTM"),
+        (lambda: nn.BatchNorm1d(4), "with running statistics"),
+        (lambda: nanode.TimeVarying(nn.Linear(4, 4), nanode.Constant()).module, "another field"),
+        (lambda: nn.LazyLinear(4), "uninitialized parameter"),  # torch's own
+    ],
+    ids=["reads weights", "statistics", "lent", "lazy"],
+)
+def test_a_module_that_is_refused_stays_as_it_was(other, message):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), other()))
+    before = list(module.modules())
+    with pytest.raises(ValueError, match=message):
+        nanode.TimeAppended(module)
+    assert list(module.modules()) == before
+
+
+def test_a_field_inside_keeps_to_its_own_time():
+    moving = stirred(nanode.TimeVarying(nn.Linear(3, 3), nanode.Legendre(2)))
+    inner = nanode.ODEBlock(moving, 2)
+    field = stirred(nanode.TimeAppended(nn.Sequential(nn.Linear(3, 3), inner)))
+    assert sum(isinstance(part, AppendedLayer) for part in field.modules()) == 1
+    x = torch.randn(2, 3)
+    layer, time_weight = field.module[0].layer, field.module[0].time_weight
+    expected = inner(layer(x) + 0.4 * time_weight)
+    torch.testing.assert_close(field(0.4, x), expected, **CLOSE)
+
+
 @pytest.mark.parametrize("module", [nn.Sequential(), nn.LayerNorm(3), nn.Sequential(nn.ReLU())])
 def test_refuses_modules_without_layers(module):
     name = type(module).__name__
