@@ -30,14 +30,14 @@ def command(
     """Measure the final weights of a finished run, with their stored norm statistics.
 
     Of an image classifier loss and accuracy; of a video model PSNR and SSIM of predicted frames,
-    for the sample of each clip with the best mean SSIM.
+    for the sample of each clip with the best mean SSIM; its −ELBO is in run.json.
 
     Parameters
     ----------
     run
         The folder of the run.
     split
-        The images or clips to measure on.
+        The images or clips to measure on; validation is of images only.
     device
         Where to compute; by default as in training.
     data_root

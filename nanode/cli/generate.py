@@ -28,7 +28,8 @@ def command(
 ) -> None:
     """Show truth, posterior mean, best sample and other samples side by side.
 
-    A green border means that a frame was given, a red one that it was predicted.
+    A green border means that a frame was given, a red one that it was predicted; the truth's are
+    green throughout.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ def command(
     samples
         How many predictions of each clip the best is chosen from, by mean SSIM.
     shown
-        How many other samples are shown.
+        How many other samples are shown, if there are so many.
     n_past
         Frames that are given; by default as in training.
     length

@@ -82,7 +82,8 @@ class OfficialFile:
         return DataError(
             f"{self.name} is not in {folder}, {why}.\n"
             f"Get it from {' or '.join(self.urls)}\n"
-            f"({self.size:,} bytes, MD5 {self.md5}) and put it at {folder / self.name},\n"
+            f"({self.size:,} bytes, MD5 {self.md5},\nSHA-256 {self.sha256})\n"
+            f"and put it at {folder / self.name},\n"
             f"or {ANOTHER}."
         )
 

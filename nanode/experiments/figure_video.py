@@ -37,7 +37,8 @@ ABOUT = (
 
 FILMS = (
     "## Films\n\nOf the first seed of each model: truth, the posterior's mean, the best sample and "
-    "others. Green borders: the frame was given; red ones: it was predicted."
+    "others. Green borders: the frame was given (the truth's are green throughout); red ones: it "
+    "was predicted."
 )
 
 
@@ -157,13 +158,14 @@ def _longer(run: VideoRun) -> str:
     record, clips = run.record, run.clips
     assert record.metrics is not None
     config = record.config
+    others = "skips" if config.schedule.name == "constant" else "schedule and skips"
     text = (
         "## A longer run\n\n"
         f"{config.model}, {record.metrics.steps:,} steps of {config.batch_size} clips by a "
         f"{config.schedule.name} schedule, skips: {config.options['skip']} (a predicted frame is "
         f"decoded with those of the frame before it), seed {record.seed}, "
         f"{record.hardware['name']}. Test −ELBO {record.metrics.test.loss_sum:.4f}, which is not "
-        "to be compared with Table 2's: schedule and skips are others"
+        f"to be compared with Table 2's: {others} are others"
     )
     if clips is not None:
         psnr, ssim = (sum(clips[name]) / len(clips[name]) for name in ("psnr", "ssim"))

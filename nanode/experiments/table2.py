@@ -21,10 +21,10 @@ from nanode.experiments.video import (
 )
 from nanode.experiments.video_costs import (
     MEMORY,
-    TARGETS,
     measure,
     memory_section,
     speed_section,
+    verdict,
 )
 from nanode.reports.claims import WORDS, Claim, judge
 from nanode.reports.markdown import table, write_page
@@ -204,10 +204,15 @@ def _speeds(runs: Runs) -> str:
     for model, speed in speeds.items():
         if speed is None:
             continue
-        gradient = runs[model][0].record.config.options.get("gradient", "backprop")
-        target = "–" if model == "svg" else f"{TARGETS.get(gradient, 0.35):g}"
-        ratio = "–" if base is None else f"{speed.mean / base.mean:.3f}"
-        rows.append([model, "–" if model == "svg" else gradient, f"{speed}", ratio, target])
+        record = runs[model][0].record
+        gradient = record.config.options.get("gradient", "backprop")
+        row = [model, "–" if model == "svg" else gradient, f"{speed}"]
+        if base is None:
+            rows.append([*row, "–", "–"])
+        else:
+            ratio = speed.mean / base.mean
+            judged = verdict(model, gradient, ratio, record.hardware)
+            rows.append([*row, f"{ratio:.3f}", judged])
     if not rows:
         return ""
     header = ["model", "gradient", "steps/s", "beside SVG", "at least"]
@@ -289,7 +294,16 @@ def _missing(root: Path, options: Options) -> str:
     words = ["FVD and LPIPS were not measured: their networks must be given by the user."]
     if not any(finished(root, place_of(BAIR, options)).values()):
         there = "its runs aren't over" if has_bair(options) else "the data set was not there"
-        words.append(f"BAIR was not run: {there}.")
+        why = "the tiny variant leaves it out" if options.tiny else there
+        words.append(f"BAIR was not run: {why}.")
+    places = finished(root, place_of(DETERMINISTIC, options)).values()
+    clips = [run.clips for found in places for run in found if run.clips is not None]
+    if clips and not any(measured["data"] == "moving-mnist-test" for measured in clips):
+        why = "is left out by the tiny variant" if options.tiny else "was not there"
+        words.append(
+            f"Moving MNIST's official test file {why}: the deterministic numbers are of "
+            f"{clips[0]['sequences']:,} clips made by the same rules."
+        )
     words += [
         f"**Failed** on {recipe}, and in no mean above: {', '.join(failed)}."
         for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)

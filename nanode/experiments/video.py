@@ -68,9 +68,8 @@ def _measured(
     folder: Path, sequences: int, samples: int, data: str | None = None
 ) -> dict[str, Any]:
     found = evaluate_video(folder, sequences=sequences, samples=samples, data=data)
-    shown = {"samples": min(samples, 20), "shown": min(samples, 3)}
     with suppress(ImportError):  # numbers that took hours are not lost for want of Pillow
-        generate(folder, folder / FILM, sequences=3, scale=1, **shown)
+        generate(folder, folder / FILM, sequences=3, scale=1, samples=min(samples, 20))
     return asdict(found)
 
 

@@ -4,6 +4,7 @@ table2/memory.json
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,16 @@ def _activations(row: dict[str, Any]) -> float:
     return held
 
 
+def verdict(model: str, gradient: str | None, ratio: float, on: Mapping[str, Any]) -> str:
+    """NANODE's target for its speed beside SVG's, and whether it held; the targets are a GPU's."""
+    if model != "svg-nanode" or gradient not in TARGETS:
+        return "–"
+    shown = f"{TARGETS[gradient]:g}"
+    if on.get("device") != "cuda":
+        return shown
+    return shown + (": held" if ratio >= TARGETS[gradient] else ": **did not hold**")
+
+
 def speed_section(found: dict[str, Any]) -> str:
     """Steps a second by every gradient method, one after the other on one machine."""
     base = {row["width"]: row["steps_per_second"] for row in found["rows"] if row["model"] == "svg"}
@@ -126,12 +137,9 @@ def speed_section(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         speed, gradient = row["steps_per_second"], row["gradient"]
         ratio = speed / base[row["width"]]
-        target = TARGETS.get(gradient) if row["model"] == "svg-nanode" else None
-        shown = "–" if target is None else f"{target:g}"
-        if target is not None and found["hardware"]["device"] == "cuda":  # what it is said of
-            shown += ": held" if ratio >= target else ": **did not hold**"
         method = [row["model"], row["width"], gradient or "–"]
-        rows.append([*method, f"{speed:.2f}", f"{ratio:.3f}", shown])
+        judged = verdict(row["model"], gradient, ratio, found["hardware"])
+        rows.append([*method, f"{speed:.2f}", f"{ratio:.3f}", judged])
     half = "bf16, channels last" if found["hardware"]["device"] == "cuda" else "fp32"
     clips = found["rows"][0]["batch_size"]
     header = ["model", "width", "gradient", "steps/s", "beside SVG", "at least"]

@@ -55,12 +55,17 @@ def test_generate(nanode, run, tmp_path):
         assert film.n_frames == 8
 
 
+def test_what_is_for_images_only_is_said(nanode):
+    words = nanode("evaluate", "--help").out.replace("│", "").split()
+    assert "validation is of images only" in " ".join(words)
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
         (("generate", "RUN", "--out", "film.avi"), ".gif or .mp4, got 'film.avi'"),
         (("evaluate", "RUN", "--split", "validation"), "split must be one of train, test"),
-        (("evaluate", "RUN", "--norms", "batch", "--length", 2), "length must be"),
+        (("evaluate", "RUN", "--norms", "batch", "--length", 2), "above n_past = 3, got 2"),
         (("generate", "nowhere"), "can't read the run record"),
         (("generate", "RUN", "--data", "bair", "--data-root", "elsewhere"), "elsewhere"),
         (("evaluate", "RUN", "--data", "bair", "--data-root", "elsewhere"), "elsewhere"),

@@ -7,11 +7,12 @@ import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
 from nanode.experiments.plan import standing
-from nanode.experiments.table2 import comparisons
+from nanode.experiments.table2 import _missing, _speeds, comparisons
 from nanode.experiments.video import MODELS, finished, planned
 from nanode.experiments.video_costs import MEMORY, memory_section, speed_section
 from nanode.models.video import create
 from nanode.reports.paper import TABLE2
+from nanode.training.records import Times
 from nanode.training.video import Best, Elbo, Point, VideoMetrics, VideoRecord
 
 
@@ -65,7 +66,9 @@ def test_from_start_to_report(tmp_path, monkeypatch):
     ratio = min(p.loss for p in nanode.curves) / min(p.loss for p in svg.curves)
     assert f"| {ratio:.3f} | 0.386 |" in text  # after the same number of steps, all four
     assert "after the same number of steps: 4" in text
-    assert "BAIR was not run" in text
+    assert "BAIR was not run: the tiny variant leaves it out." in text
+    assert "official test file is left out by the tiny variant" in text
+    assert "of 2 clips made by the same rules" in text
     mse = finished(runs, "moving-digits-deterministic")["svg-auto"][0].clips["openstl_mse"]
     assert f"| {mse:.2f} |" in text
     figure = EXPERIMENTS["figure-video"]
@@ -79,6 +82,7 @@ def test_from_start_to_report(tmp_path, monkeypatch):
     }
     words = (out / "figure-video.md").read_text()
     assert "4 steps of 2 clips" in words
+    assert "Table 2's: skips are others" in words  # the schedule is the same there
     assert text.count("| black frames |") == 2
     assert f"Test −ELBO {film.record.metrics.test.loss_sum:.4f}" in words
     # Nothing is repeated.
@@ -172,6 +176,43 @@ def test_speeds_beside_svg_are_judged():
     text = speed_section({"hardware": {"name": "mine", "device": "cuda"}, "rows": rows})
     assert "| svg-nanode | 16 | backprop | 4.40 | 0.440 | 0.45: **did not hold** |" in text
     assert "| svg-nanode | 16 | checkpointed | 3.60 | 0.360 | 0.35: held |" in text
+
+
+def test_speeds_of_runs_are_judged_by_the_same_rule(tmp_path, write):
+    for run in planned(Options(seeds=1))[:3]:
+        write(run, [4.0, 2.0], pace=1.0)
+    runs = finished(tmp_path, "moving-mnist")
+
+    def timed(run, device):
+        seconds = 1.0 if run.record.config.model == "svg" else 2.0
+        times = Times(counted=10, steps=10 * seconds)
+        return replace(run, record=replace(run.record, times=times, hardware={"device": device}))
+
+    for device, shown in (("cpu", "0.45"), ("cuda", "0.45: held")):
+        text = _speeds({m: [timed(run, device) for run in found] for m, found in runs.items()})
+        assert "| svg | – | 1.00 | 1.000 | – |" in text
+        assert "| svg-auto | backprop | 0.50 | 0.500 | – |" in text
+        assert f"| svg-nanode | backprop | 0.50 | 0.500 | {shown} |" in text
+
+
+def test_what_is_missing_is_said(tmp_path, write):
+    options = Options(seeds=1, data_root=str(tmp_path / "data"))
+    text = _missing(tmp_path, options)
+    assert "BAIR was not run: the data set was not there." in text
+    assert "official" not in text  # nothing was measured
+    run = planned(options)[3]
+    write(run, [4.0, 2.0], pace=1.0)
+    clips = {"data": "moving-mnist-deterministic", "sequences": 10_000}
+    path = tmp_path / run.name / "prediction.json"
+    path.write_text(json.dumps(clips))
+    assert (
+        "official test file was not there: the deterministic numbers are of 10,000 clips made by "
+        "the same rules."
+    ) in _missing(tmp_path, options)
+    path.write_text(json.dumps(clips | {"data": "moving-mnist-test"}))
+    assert "official" not in _missing(tmp_path, options)
+    (tmp_path / "data" / "softmotion30_44k").mkdir(parents=True)
+    assert "BAIR was not run: its runs aren't over." in _missing(tmp_path, options)
 
 
 def _ratios(text):

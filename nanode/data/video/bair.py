@@ -11,17 +11,19 @@ import math
 import os
 import re
 import secrets
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nanode.data.source import ANOTHER, DataError, Progress
-from nanode.data.video.clips import StoredClips, VideoData
+from nanode.data.video.clips import Clips, StoredClips, VideoData
 from nanode.data.video.example import MalformedError, byte_features
-from nanode.data.video.records import Records
+from nanode.data.video.records import REMEDY, Records
 
 ARCHIVE = "bair_robot_pushing_dataset_v0.tar"
 URL = f"http://rail.eecs.berkeley.edu/datasets/{ARCHIVE}"
@@ -49,17 +51,45 @@ def load_bair(
     """Both splits from ``root``/softmotion30_44k/{train,test}/traj_A_to_B.tfrecords.
 
     ``view`` is the camera. The mapped copies (16 GB for all training sequences) are made in the
-    folder ``cache``, by default beside the two splits.
+    folder ``cache``, by default beside the two splits, when frames are first asked for.
     """
     if view not in ("aux1", "main"):
         raise ValueError(f"expected view 'aux1' or 'main', got {view!r}")
     folder = root / FOLDER
     home = folder if cache is None else Path(cache).expanduser()
     train, test = (
-        StoredClips(f"bair {split}", _mapped(folder / split, view, home, progress), device)
-        for split in ("train", "test")
+        BairClips(folder / split, device, view, home, progress) for split in ("train", "test")
     )
     return VideoData("bair", train, test)
+
+
+@final
+class BairClips(Clips):
+    """A split; its copy is made with the first frames, so that what can't be used costs none."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device | str,
+        view: View,
+        home: Path,
+        progress: Progress | None,
+    ) -> None:
+        self.name = f"bair {folder.name}"
+        self.device = torch.device(device)
+        self.length, (self.size, _, self.channels) = FRAMES, SHAPE
+        self._files = open_split(folder)
+        self._place = folder, view, home, progress
+
+    def __len__(self) -> int:
+        return sum(len(records) for records in self._files)
+
+    @cached_property
+    def _stored(self) -> StoredClips:
+        return StoredClips(self.name, _mapped(self._files, *self._place), self.device)
+
+    def _frames(self, indices: Tensor, length: int) -> Tensor:
+        return self._stored.frames(indices, length)
 
 
 def open_split(folder: Path) -> list[Records]:
@@ -78,10 +108,13 @@ def open_split(folder: Path) -> list[Records]:
         )
     opened = []
     for first, last, path in sorted(found):
-        records = Records(path, PAYLOAD)
-        if len(records) != last - first + 1:
-            raise records.fault(
-                len(records), f"the file ends here, its name promises {last - first + 1} records"
+        if last < first:
+            raise DataError(f"{path} is not usable: its name counts backwards. {REMEDY}")
+        records, promised = Records(path, PAYLOAD), last - first + 1
+        if len(records) != promised:
+            raise DataError(
+                f"{path} is not usable: it holds {len(records):,} records, its name promises "
+                f"{promised:,}. {REMEDY}"
             )
         opened.append(records)
     return opened
@@ -107,9 +140,10 @@ def read_images(records: Records, index: int, view: View) -> bytes:
     return b"".join(frames)
 
 
-def _mapped(folder: Path, view: View, home: Path, progress: Progress | None) -> NDArray[np.uint8]:
+def _mapped(
+    files: list[Records], folder: Path, view: View, home: Path, progress: Progress | None
+) -> NDArray[np.uint8]:
     """The images of a split, ``(N, T, C, H, W)``, mapped from a copy that is made if missing."""
-    files = open_split(folder)
     content = "\n".join(_mark(records) for records in files)
     mark = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
     path = home / f"{folder.name}.{view}.{mark}.npy"
@@ -124,7 +158,7 @@ def _mapped(folder: Path, view: View, home: Path, progress: Progress | None) -> 
             ) from error
     try:
         mapped: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise _spoilt(path, str(error)) from error
     if mapped.shape != shape or mapped.dtype != np.uint8:
         raise _spoilt(path, f"expected bytes of shape {shape}, found {mapped.dtype} {mapped.shape}")

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 
+from nanode.bases.basis import checked_count
 from nanode.data import catalogue as stills
 from nanode.data.source import Progress, data_root
 from nanode.data.video.bair import View, load_bair
@@ -47,6 +48,8 @@ class Generated:
         test_sequences: int = 10_000,
     ) -> VideoData:
         """Training digits in one split, test digits in the other, each with its own stream."""
+        checked_count("train_sequences", train_sequences, least=1)
+        checked_count("test_sequences", test_sequences, least=1)
         data = stills.load(
             self.source, place.root, download=place.download, progress=place.progress
         )
@@ -69,8 +72,9 @@ class Generated:
 
 def _official(place: Place, *, seed: int = 0, train_sequences: int = 60_000) -> VideoData:
     """The official test sequences, and to train on the law that made them."""
-    test = load_official(place.root, place.device, place.download, place.progress)
+    # The options are checked here, before 800 MB are.
     train = DETERMINISTIC_MNIST(place, seed=seed, train_sequences=train_sequences).train
+    test = load_official(place.root, place.device, place.download, place.progress)
     return VideoData("moving-mnist-test", train, test)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanode.bases.basis import checked_count
 from nanode.data.video.clips import Clips, from_bytes, sent
 from nanode.data.video.draws import below, draw, fraction, stream
 from nanode.data.video.resize import enlarged
@@ -52,10 +53,8 @@ class Moving(Clips):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if not isinstance(digits, int) or digits < 1:
-            raise ValueError(f"expected at least 1 digit in a sequence, got {digits!r}")
-        if count < 1:
-            raise ValueError(f"expected at least 1 sequence, got {count}")
+        for what, value, least in (("count", count, 1), ("digits", digits, 1), ("seed", seed, 0)):
+            checked_count(what, value, least)
         self.name = name
         self.channels, self.size, self.length = 1, SIZE, None
         self.device = torch.device(device)

@@ -29,14 +29,16 @@ class Records:
         self.payload = payload
         #: Bytes of a record with its frame.
         self.size = HEADER.size + payload + FOOTER.size
-        found = path.stat().st_size
+        self._count, rest = divmod(path.stat().st_size, self.size)
         with path.open("rb") as file:
-            self._check_header(file, 0)  # before the size, which is wrong too if this one is
-        self._count, rest = divmod(found, self.size)
-        if rest:
-            raise self.fault(
-                self._count, f"the file ends after {rest:,} of its {self.size:,} bytes"
-            )
+            self._check_header(file, 0)
+            if rest:
+                # A record of another size, which makes the file's size wrong too, is named first.
+                for index in range(1, self._count + (rest >= HEADER.size)):
+                    self._check_header(file, index)
+                raise self.fault(
+                    self._count, f"the file ends after {rest:,} of its {self.size:,} bytes"
+                )
 
     def __len__(self) -> int:
         return self._count

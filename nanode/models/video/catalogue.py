@@ -93,9 +93,18 @@ def create(
     given = {key: value for key, value in options.items() if value is not None}
     if own is None and given:
         raise ValueError(f"{name} has no flows: leave out {', '.join(given)}")
-    for key, value in (("channels", channels), ("width", width), ("g_dim", g_dim)):
+    counts = {
+        "channels": channels,
+        "width": width,
+        "g_dim": g_dim,
+        "z_dim": z_dim,
+        "rnn_size": rnn_size,
+        "predictor_layers": predictor_layers,
+        "posterior_layers": posterior_layers,
+        "prior_layers": prior_layers,
+    }
+    for key, value in counts.items():
         checked_count(key, value, least=1)
-    checked_count("z_dim", z_dim, least=1)
     if checked_count("size", size, least=1) % REDUCTION:
         raise ValueError(
             f"size must be a multiple of {REDUCTION}, since the encoder halves it four times and "
@@ -146,7 +155,7 @@ def _layers(given: int | Sequence[int] | None) -> tuple[int, ...]:
     """Layers in each stage of the encoder."""
     if given is None:
         return VGG_64
-    counts = (given,) * len(VGG_64) if isinstance(given, int) else tuple(given)
+    counts = tuple(given) if isinstance(given, Sequence) else (given,) * len(VGG_64)
     if len(counts) != len(VGG_64):
         raise ValueError(
             f"convs_per_stage must be one number or {len(VGG_64)} of them, got {given!r}"

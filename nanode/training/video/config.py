@@ -126,7 +126,7 @@ class VideoConfig:
             "point_every",
         ):
             check_count(name, getattr(self, name))
-        check_count("n_eval", self.n_eval, least=self.n_past + 1)
+        check_beyond("n_eval", self.n_eval, self.n_past)
         check_count("calibration", self.calibration, least=0)
         check_number("beta", self.beta, above=0)
         for name in ("steps", "checkpoint_every"):
@@ -156,6 +156,15 @@ class VideoConfig:
         """Nested plain values, as written to YAML and JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
+
+
+def check_beyond(name: str, value: int, n_past: int) -> None:
+    """Refuse a length of clips that leaves no frame to predict."""
+    check_count(name, value)
+    if value <= n_past:
+        raise ValueError(
+            f"{name} counts the given frames too and must be above n_past = {n_past}, got {value}"
+        )
 
 
 def load_video_config(path: str | Path) -> VideoConfig:

@@ -14,7 +14,7 @@ from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, roll_out
 from nanode.training.setup import make_fabric
 from nanode.training.values import check_choice, check_count
-from nanode.training.video.config import VideoConfig
+from nanode.training.video.config import VideoConfig, check_beyond
 from nanode.training.video.loss import check_range
 from nanode.training.video.metrics import by_time, openstl_mse, openstl_ssim, psnr, ssim
 from nanode.training.video.order import latent_noise
@@ -125,10 +125,13 @@ def open_task(
     given = config.n_past if n_past is None else n_past
     frames = max(config.n_eval, given + 1) if length is None else length
     check_count("n_past", given)
-    check_count("length", frames, least=given + 1)
+    check_beyond("length", frames, given)
     fabric = make_fabric(config)
     found = load_clips(config, fabric.device, data)
     clips = found.train if split == "train" else found.test
+    trained, there = (f"{x.channels}×{x.size}×{x.size}" for x in (model, clips))
+    if trained != there:
+        raise ValueError(f"the run was trained on {trained} frames, {found.name} has {there}")
     check_length(clips, frames, f"length = {frames}")
     return Task(
         model=model.to(fabric.device),

@@ -24,16 +24,15 @@ def generate(
 ) -> Path:
     """Write a GIF or MP4 of truth, posterior mean, best sample and ``shown`` other samples.
 
-    The best is that of ``samples`` with the best mean SSIM over predicted frames. Rows are the
-    first ``sequences`` clips; ``n_past``, ``length``, ``norms``, ``seed``, ``data``, ``split``,
-    ``device`` and ``data_root`` as in ``open_task``. The same arguments give the same film.
+    The best is that of ``samples`` with the best mean SSIM over predicted frames; if fewer others
+    are left than ``shown``, all of them are shown. Rows are the first ``sequences`` clips;
+    ``n_past``, ``length``, ``norms``, ``seed``, ``data``, ``split``, ``device`` and ``data_root``
+    as in ``open_task``. The same arguments give the same film.
     """
     for name, value in (("sequences", sequences), ("samples", samples), ("scale", scale)):
         check_count(name, value)
     check_count("fps", fps)
     check_count("shown", shown, least=0)
-    if shown > samples:
-        raise ValueError(f"shown must be at most samples = {samples}, got {shown}")
     writer(path)  # before minutes of sampling
     opened = open_task(run_folder, **task)
     columns = columns_of(opened, sequences, samples, shown)
@@ -46,12 +45,14 @@ def columns_of(task: Task, sequences: int, samples: int, shown: int) -> dict[str
     for index in torch.arange(min(sequences, len(task.clips))).split(1):
         truth = task.truth(index)
         made = task.generated(index, truth, samples)
-        best, _ = best_samples(made[:, :, task.n_past :], truth[:, task.n_past :])
+        found, _ = best_samples(made[:, :, task.n_past :], truth[:, task.n_past :])
+        best = int(found)
+        others = [made[:, n] for n in range(samples) if n != best][:shown]
         clips = {
             "truth": truth,
             "posterior": task.expected(truth, guided=True),
-            "best": made[:, int(best)],
-        } | {f"sample {n + 1}": made[:, n] for n in range(shown)}
+            "best": made[:, best],
+        } | {f"sample {n + 1}": other for n, other in enumerate(others)}
         for name, clip in clips.items():
             rows.setdefault(name, []).append(clip.cpu())
     return {name: torch.cat(parts) for name, parts in rows.items()}

@@ -3,20 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from nanode.block import flows
 from nanode.data.source import show_progress
 from nanode.data.video import VideoData, load
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, create
 from nanode.training.calibration import calibrate
-from nanode.training.costs import flows, uncompiled
+from nanode.training.costs import uncompiled
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.training.setup import make_fabric
+from nanode.training.values import nearest
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import Elbo, check_range, loss_terms
 from nanode.training.video.order import Order, latent_noise
@@ -104,6 +107,8 @@ def prepare(config: VideoConfig) -> VideoSetup:
     order = Order(len(data.train), config.batch_size, config.seed, endless)
     torch.manual_seed(config.seed)
     model = make_model(config, data.train.channels, data.train.size).to(fabric.device)
+    # Last: now BAIR is copied, the few clips to test on before the many.
+    data.test.frames(torch.arange(1), config.length)
     frames = data.train.frames(order.indices(0), config.length)
     model.check(frames, config.n_past, least=config.length)
     check_range(frames, data.train.name)
@@ -132,6 +137,12 @@ def check_length(clips: Clips, needed: int, what: str) -> None:
 def make_model(config: VideoConfig, channels: int, size: int) -> SVG:
     """The model of a configuration, as it starts."""
     shape = {"channels": channels, "size": size, "channels_last": config.channels_last}
+    known = [name for name in signature(create).parameters if name not in ("name", *shape)]
+    for name in config.options:
+        if name not in (*known, *shape):
+            raise ValueError(
+                f"options has no {name!r}, only {', '.join(known)}{nearest(name, known)}"
+            )
     try:
         return create(config.model, **shape | config.options)
     except TypeError as why:

@@ -50,6 +50,14 @@ def as_bytes(frames):
     return (frames * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
 
 
+def copied(root, **options):
+    """The clips, asked for frames: copies are made then."""
+    data = load("bair", root=root, **options)
+    for clips in (data.train, data.test):
+        clips.frames(torch.tensor([0]), 1)
+    return data
+
+
 def test_a_record_has_the_official_size(written):
     assert train_file(written).stat().st_size == 2 * RECORD
     assert bair.PAYLOAD == RECORD - 16
@@ -100,20 +108,27 @@ def copies(root):
 
 def test_it_is_made_once(root, monkeypatch):
     seen = []
-    load("bair", root=root, progress=lambda *report: seen.append(report))
+    copied(root, progress=lambda *report: seen.append(report))
     first, second = copies(root)
     assert first.startswith("test.aux1.")
     assert second.startswith("train.aux1.")
     total = 3 * 30 * 64 * 64 * 3
     assert seen[2] == (second, total, total)
     monkeypatch.setattr(bair, "read_images", None)
-    assert len(load("bair", root=root).train) == 3
+    assert len(copied(root).train) == 3
+
+
+def test_it_is_made_of_the_split_that_frames_are_asked_of(root):
+    data = load("bair", root=root)
+    assert (len(data.train), data.train.length, copies(root)) == (3, 30, [])
+    data.test.frames(torch.tensor([0]), 2)
+    assert [name.split(".")[0] for name in copies(root)] == ["test"]
 
 
 def test_other_records_make_another(root):
-    load("bair", root=root)
+    copied(root)
     (root / "softmotion30_44k/train/traj_10_to_10.tfrecords").unlink()
-    assert len(load("bair", root=root).train) == 2
+    assert len(copied(root).train) == 2
 
 
 def test_records_put_in_their_place_later_make_another(root):
@@ -130,7 +145,7 @@ def test_records_put_in_their_place_later_make_another(root):
 
 
 def test_it_can_be_elsewhere(root, tmp_path):
-    load("bair", root=root, cache=tmp_path / "new" / "cache")
+    copied(root, cache=tmp_path / "new" / "cache")
     assert copies(root) == []
     assert len([*(tmp_path / "new" / "cache").iterdir()]) == 2
 
@@ -140,31 +155,31 @@ def test_an_interrupted_one_leaves_nothing(root):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load("bair", root=root, progress=stop)
+        copied(root, progress=stop)
     assert copies(root) == []
 
 
 def test_one_that_can_t_be_written(root, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"1,105,920 bytes .*could not be made: .*option cache"):
-        load("bair", root=root, cache=tmp_path / "file")
+        copied(root, cache=tmp_path / "file")
 
 
 @pytest.mark.parametrize("left", [200, 50, 0])
 def test_a_cut_one_is_refused(root, left):
-    load("bair", root=root)
+    copied(root)
     (copy,) = (root / "softmotion30_44k").glob("train.*")
     copy.write_bytes(copy.read_bytes()[:left])
     with pytest.raises(DataError, match=r"train\.aux1\..*\.npy is damaged.*Remove it"):
-        load("bair", root=root)
+        copied(root)
 
 
 def test_another_array_in_its_place_is_refused(root):
-    load("bair", root=root)
+    copied(root)
     (copy,) = (root / "softmotion30_44k").glob("train.*")
     np.save(copy, np.zeros((3, 30, 64, 64), np.uint8))
     with pytest.raises(DataError, match=r"expected bytes of shape \(3, 30, 64, 64, 3\)"):
-        load("bair", root=root)
+        copied(root)
 
 
 # ---- bad input
@@ -178,21 +193,30 @@ def test_a_flipped_byte_is_refused_and_no_copy_is_left(root):
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(DataError, match=r"traj_0_to_1\.tfrecords .*offset 741,610 .*CRC"):
-        load("bair", root=root)
+        copied(root)
     assert copies(root) == []
 
 
+def test_a_truncated_file_is_refused(root):
+    path = train_file(root)
+    path.write_bytes(path.read_bytes()[: RECORD + 300_000])
+    message = r"traj_0_to_1\.tfrecords .*offset 741,610 .*ends after 300,000 of its 741,610 bytes"
+    with pytest.raises(DataError, match=message):
+        load("bair", root=root)
+
+
 @pytest.mark.parametrize(
-    ("left", "message"),
+    ("name", "message"),
     [
-        (RECORD + 300_000, r"offset 741,610 .*ends after 300,000 of its 741,610 bytes"),
-        (RECORD, r"offset 741,610 .*its name promises 2 records"),
+        ("traj_0_to_2", "it holds 2 records, its name promises 3"),
+        ("traj_0_to_0", "it holds 2 records, its name promises 1"),
+        ("traj_5_to_3", "its name counts backwards"),
     ],
 )
-def test_a_truncated_file_is_refused(root, left, message):
+def test_a_name_that_does_not_fit_is_refused(root, name, message):
     path = train_file(root)
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(DataError, match=r"traj_0_to_1\.tfrecords .*" + message):
+    path.rename(path.with_stem(name))
+    with pytest.raises(DataError, match=rf"{name}\.tfrecords is not usable: {message}"):
         load("bair", root=root)
 
 
@@ -246,6 +270,13 @@ def test_an_empty_record_folder(root):
         load("bair", root=root)
     for part in ("32,274,964,480 bytes", "c6f8d164ab2b", f"-C {root}", "NANODE_DATA"):
         assert part in str(error.value)
+
+
+def test_a_missing_split_is_named_before_the_other_is_copied(root):
+    shutil.rmtree(root / "softmotion30_44k/test")
+    with pytest.raises(DataError, match="test does not exist"):
+        load("bair", root=root)
+    assert copies(root) == []
 
 
 def test_no_record_folder(tmp_path):

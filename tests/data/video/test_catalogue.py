@@ -101,6 +101,21 @@ def test_an_unknown_option_lists_those_there_are(name, known):
         load(name, colour=1)
 
 
+@pytest.mark.parametrize("name", ["moving-mnist", "moving-mnist-test"])
+def test_bad_counts_are_named_before_files_are_looked_for(tmp_path, name):
+    with pytest.raises(ValueError, match=r"train_sequences must be .* at least 1, got 'abc'"):
+        load(name, root=tmp_path, download=False, train_sequences="abc")
+
+
+@pytest.mark.parametrize(
+    "options", [{"test_sequences": "abc"}, {"seed": "x"}, {"digits": True}], ids=str
+)
+def test_bad_options(options):
+    ((option, value),) = options.items()
+    with pytest.raises(ValueError, match=rf"{option} must be an integer of .*, got {value!r}"):
+        load("moving-digits", **options)
+
+
 def test_a_root_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"can't be used|does not exist"):
@@ -142,6 +157,13 @@ def test_the_official_file_is_mapped(root, sequences, folder):
     assert len(data.train) == 30
     same = load("moving-mnist-deterministic", root=root, download=False)
     assert torch.equal(*(one.train.frames(torch.arange(4), 5) for one in (data, same)))
+
+
+def test_its_checksums_are_given_where_it_is_missing(root):
+    with pytest.raises(DataError, match=r"mnist_test_seq\.npy is not in") as error:
+        load("moving-mnist-test", root=root, download=False)
+    for part in ("MD5 be083ec986bf", "SHA-256 c2a3e8d3939c", "NANODE_DATA"):
+        assert part in str(error.value)
 
 
 def test_it_is_downloaded_when_missing(root, sequences, server, monkeypatch):

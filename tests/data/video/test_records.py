@@ -87,6 +87,18 @@ def test_a_wrong_record_size_further_on(path):
     assert records[2] == PAYLOADS[2]
 
 
+@pytest.mark.parametrize("index", [1, 3])
+@pytest.mark.parametrize("other", [30, 99, 130])
+def test_a_wrong_record_size_that_changes_the_file_s(path, index, other):
+    """It is named where it is, not as the end of the file."""
+    parts = [frame(payload) for payload in PAYLOADS]
+    parts[index] = frame(bytes(other))
+    path.write_bytes(b"".join(parts))
+    message = rf"offset {index * SIZE} \(record {index}\): wrong record size, .* found {other}\."
+    with pytest.raises(DataError, match=message):
+        Records(path, 100)
+
+
 # ---- examples
 
 

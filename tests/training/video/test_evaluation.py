@@ -166,7 +166,7 @@ def test_the_best_sample_has_the_best_mean_similarity():
     ("options", "message"),
     [
         ({"length": 13}, "12 frames a clip, too few for length = 13"),
-        ({"length": 3}, "length must be a whole number of at least 4, got 3"),
+        ({"length": 3}, "length counts the given frames too .* above n_past = 3, got 3"),
         ({"n_past": 0}, "n_past must be"),
         ({"samples": 0}, "samples must be"),
         ({"norms": "stord"}, "Did you mean 'stored'"),
@@ -176,6 +176,16 @@ def test_the_best_sample_has_the_best_mean_similarity():
 def test_bad_input(run, options, message):
     with pytest.raises(ValueError, match=message):
         evaluate_video(run, **{"sequences": 1, "samples": 1} | options)
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (3, 16)])
+def test_frames_of_another_shape(run, clips, shape):
+    channels, size = shape
+    other = squares(6, size=size).repeat(channels, axis=2)
+    clips(train=other, test=other)
+    there = f"{channels}×{size}×{size}"
+    with pytest.raises(ValueError, match=rf"trained on 1×16×16 frames, squares has {there}"):
+        evaluate_video(run, data="squares", sequences=1, samples=1)
 
 
 def test_frames_outside_the_unit_interval(run, clips, monkeypatch):

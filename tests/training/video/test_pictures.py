@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 
 from nanode.training.video import generate, train_video
+from nanode.training.video.evaluation import open_task
+from nanode.training.video.generation import columns_of
 from nanode.training.video.pictures import (
     BORDER,
     CAPTION,
@@ -146,10 +148,25 @@ def test_a_film_of_a_run_is_decided_by_its_seed(run, tmp_path):
         assert picture.size[0] == 2 * (5 * side - GAP)
 
 
+@pytest.mark.parametrize(("samples", "others"), [(1, 0), (3, 2), (9, 4)])
+def test_other_samples_are_others(run, samples, others):
+    columns = columns_of(open_task(run), sequences=3, samples=samples, shown=4)
+    names = [f"sample {n + 1}" for n in range(others)]
+    assert list(columns) == ["truth", "posterior", "best", *names]
+    task, indices = open_task(run), torch.arange(3)
+    made = task.generated(indices, task.truth(indices), samples)
+    for clip in range(3):
+        shown = [columns[name][clip] for name in ("best", *names)]
+        # Each is another of the samples; batches of other sizes round otherwise.
+        same = [[torch.allclose(a, b, atol=1e-6) for b in made[clip]] for a in shown]
+        places = [row.index(True) for row in same]
+        assert len(set(places)) == len(places) == 1 + others
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shown": 3, "samples": 2}, "shown must be at most samples = 2, got 3"),
+        ({"shown": -1}, "shown must be"),
         ({"sequences": 0}, "sequences must be"),
         ({"length": 40}, "too few for length = 40"),
     ],

@@ -229,7 +229,8 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"n_future": 10, "n_eval": 13}, "12 frames a clip, too few for n_past \\+ n_future = 13"),
         ({"n_eval": 13}, "12 frames a clip, too few for n_eval = 13"),
         ({"model": "svg-nano"}, "did you mean 'svg-nanode'"),
-        ({"options": {"widht": 3}}, "options doesn't fit the model 'svg-nanode'.*'widht'"),
+        ({"options": {"widht": 3}}, "options has no 'widht', only width, .*Did you mean 'width'"),
+        ({"options": {"rnn_size": 0}}, "rnn_size must be an integer of at least 1, got 0"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
     ],
 )
@@ -273,9 +274,9 @@ def test_from_digits_to_a_film(tmp_path):
     assert path.stat().st_size > 1000
 
 
-@pytest.mark.usefixtures("unmeasured")
-def test_from_official_records_to_a_film(tmp_path):
-    """Two training files of one sequence and a test file, in BAIR's layout."""
+@pytest.fixture
+def bair(tmp_path):
+    """A run on two training files of one sequence and a test file, in BAIR's layout."""
     for split, seeds in (("train", (0, 1)), ("test", (2,))):
         folder = tmp_path / "softmotion30_44k" / split
         folder.mkdir(parents=True)
@@ -283,7 +284,32 @@ def test_from_official_records_to_a_film(tmp_path):
             record = frame(example(features_of(*clip(seed))))
             (folder / f"traj_{n}_to_{n}.tfrecords").write_bytes(record)
     changes = {"data_root": str(tmp_path), "progress": False, "steps": 3, "evaluate_every": 3}
-    found = train_video(replace(video_recipe("bair-tiny"), **changes), tmp_path / "run")
+    return replace(video_recipe("bair-tiny"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_future": 29}, "30 frames a clip, too few for n_past"),
+        ({"n_eval": 31}, "30 frames a clip, too few for n_eval"),
+        ({"batch_size": 3}, "2 clips, fewer than a batch of 3"),
+        ({"options": {"width": 0}}, "width must be"),
+    ],
+)
+def test_nothing_is_copied_for_a_run_that_is_refused(tmp_path, bair, changes, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(replace(bair, **changes))
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_all_clips_are_copied_before_training(tmp_path, bair):
+    prepare(bair)
+    assert len(list(tmp_path.rglob("*.npy"))) == 2
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_from_official_records_to_a_film(tmp_path, bair):
+    found = train_video(bair, tmp_path / "run")
     assert found.metrics.steps == 3
     score = evaluate_video(tmp_path / "run", sequences=1, samples=2)
     assert (score.data, score.sequences, score.n_past) == ("bair", 1, 2)
