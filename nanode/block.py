@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanode.bases import Basis
-from nanode.bases.basis import checked_count
 from nanode.fields import Field, as_field
 from nanode.gradients import Compiled, Evaluations, Gradient, Plan
 from nanode.gradients.adaptively import check_adaptive, solve_adaptively
@@ -22,6 +21,7 @@ from nanode.integrate import (
 from nanode.solvers import Adaptive, Euler, Schedule
 from nanode.tracing import traced
 from nanode.trajectories.trajectory import kept_values
+from nanode.values import checked_count
 
 
 class ODEBlock(nn.Module):

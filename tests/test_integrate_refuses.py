@@ -21,9 +21,9 @@ ONE = torch.ones(1, dtype=DOUBLE)
 
 @pytest.mark.parametrize("steps", [0, -3, 2.5, 10.0, True, "10"])
 def test_refuses_steps(steps):
-    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1"):
         nanode.odeint(decay, ONE, steps=steps)
-    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1"):
         nanode.ODEBlock(decay, steps)
 
 

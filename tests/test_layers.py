@@ -9,6 +9,7 @@ import nanode
 
 #: Each part of the package may import those before it, and itself.
 ORDER = (
+    "values",
     "tracing",
     "stages",
     "bases",

@@ -16,9 +16,9 @@ from torch import Tensor
 from nanode.analysis.drawing import Findings, axes
 from nanode.analysis.linearised import field_stages
 from nanode.bases import Basis
-from nanode.bases.basis import checked_count
 from nanode.solvers import Uniform
 from nanode.stages import Stages
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from torch import Tensor
 from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Equation, Linearised, Of
 from nanode.analysis.subject import Subject
-from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import torch
 
-from nanode.bases.basis import checked_count
 from nanode.solvers.stepper import Carry, Evaluate, State, Stepper, combine
+from nanode.values import checked_count
 
 
 class ImplicitMidpoint(Stepper):

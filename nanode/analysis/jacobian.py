@@ -24,8 +24,8 @@ from nanode.analysis.operator import (
     symmetric_part,
 )
 from nanode.analysis.subject import Subject, check_small
-from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nanode.bases.basis import checked_count
+from nanode.values import checked_count
 
 #: How far powers of JᵀJ go. With one column more than values are wanted it is the cheapest depth
 #: that keeps Gaussian matrices, the hardest case, within 2 %: of 300 to 4,000 numbers, one to eight

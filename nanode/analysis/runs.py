@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nanode.analysis.page import Analysis
 from nanode.analysis.survey import Effort, analyse
-from nanode.bases.basis import checked_count
+from nanode.values import checked_count
 
 
 def analyse_run(

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from nanode.analysis.drawing import Findings, axes
 from nanode.analysis.subject import field_of
-from nanode.bases.basis import checked_count
 from nanode.bases.quadrature import gauss
 from nanode.block import ODEBlock
 from nanode.fields import Field, Gated, TimeVarying
 from nanode.stages import Stage, Stages
 from nanode.trajectories import Expansion, Joined
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True, eq=False)

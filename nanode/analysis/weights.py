@@ -9,11 +9,11 @@ from torch import Tensor
 from nanode.analysis.drawing import Findings, axes, lines, log_scale
 from nanode.analysis.linearised import field_stages
 from nanode.analysis.subject import field_of
-from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 from nanode.fields import Field
 from nanode.solvers import Uniform
 from nanode.trajectories.trajectory import Named
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True, eq=False)

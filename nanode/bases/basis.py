@@ -3,8 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from fractions import Fraction
-from numbers import Integral, Real
-from typing import Any
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -89,21 +88,6 @@ def checked_interval(interval: Interval) -> Interval:
     if not math.isfinite(t1 - t0):
         raise ValueError(f"interval must have a finite length t1 - t0, got {interval!r}")
     return t0, t1
-
-
-def checked_count(name: str, value: Any, least: int, hint: str = "") -> int:
-    """An integer of at least ``least``, or a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}{hint}")
-    return int(value)
-
-
-def checked_positive(name: str, value: Any, hint: str = "") -> float:
-    """A finite number above zero as a float, or a ValueError that names it."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}{hint}")
-    return float(value)
 
 
 def numbers(stages: Stages) -> list[float]:

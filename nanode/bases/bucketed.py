@@ -7,10 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, checked_count, even, numbers, one, working
+from nanode.bases.basis import Basis, Interval, even, numbers, one, working
 from nanode.bases.differences import differences
 from nanode.bases.quadrature import weighted_gram
 from nanode.stages import ULPS, Side, Stages
+from nanode.values import checked_count
 
 # Note "on an edge". Times that are meant to be an edge arrive rounded: 0.7f * 10 is 6.9999998. So a
 # time within this many ulps of an edge is on that edge. An ulp is that of the interval's larger

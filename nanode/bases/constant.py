@@ -5,8 +5,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, checked_count, one
+from nanode.bases.basis import Basis, Interval, one
 from nanode.stages import Side
+from nanode.values import checked_count
 
 
 @final

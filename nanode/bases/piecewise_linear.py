@@ -5,9 +5,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, checked_count
+from nanode.bases.basis import Basis, Interval
 from nanode.bases.splines import Knots, checked_knots, spline_gram, spline_values
 from nanode.stages import Side
+from nanode.values import checked_count
 
 
 @final

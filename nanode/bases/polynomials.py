@@ -10,9 +10,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, checked_count, one, working
+from nanode.bases.basis import Basis, Interval, one, working
 from nanode.bases.quadrature import gauss, weighted_gram
 from nanode.stages import Side
+from nanode.values import checked_count
 
 
 class Polynomial(Basis):

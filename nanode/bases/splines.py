@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nanode.bases.basis import Interval, checked_count, even, working
+from nanode.bases.basis import Interval, even, working
 from nanode.bases.differences import differences
 from nanode.bases.quadrature import gauss, weighted_gram
 from nanode.stages import Side
+from nanode.values import checked_count
 
 #: How many knots, or their times.
 Knots = int | Sequence[float] | NDArray[Any] | Tensor

@@ -6,16 +6,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import (
-    Basis,
-    Interval,
-    checked_count,
-    checked_positive,
-    one,
-    working,
-)
+from nanode.bases.basis import Basis, Interval, one, working
 from nanode.bases.waves import wave_gram
 from nanode.stages import Side
+from nanode.values import checked_count, checked_positive
 
 
 @final

@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 
 from nanode.data import SOURCES, data_root, load, video
 from nanode.data.source import show_progress
-from nanode.training.values import check_choice
+from nanode.values import check_choice
 
 command = App(name="data")
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from nanode.models import names
-from nanode.models.classifier import GRADIENTS, PRESETS, SOLVERS
+from nanode.models.classifier import PRESETS
+from nanode.models.flows import GRADIENTS, SOLVERS
 from nanode.models.video import NAMES
 
 

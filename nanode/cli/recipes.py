@@ -3,7 +3,7 @@
 from importlib import resources
 
 from nanode.training.documents import recipe_names
-from nanode.training.values import check_choice
+from nanode.values import check_choice
 
 #: Which command takes them, and the package they come with.
 KINDS = {"image": "nanode.training", "video": "nanode.training.video"}

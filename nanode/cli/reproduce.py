@@ -11,8 +11,8 @@ from nanode.experiments.execution import BrokenOff
 from nanode.experiments.plan import Experiment
 from nanode.training.files import check_writable
 from nanode.training.interrupts import GOES_ON, asked_to_stop
-from nanode.training.values import check_choice
 from nanode.training.video import VideoRecord
+from nanode.values import check_choice
 
 
 def command(

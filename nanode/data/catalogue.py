@@ -1,8 +1,7 @@
 """Every data set by its name."""
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from nanode.data.digits import DIGITS
 from nanode.data.idx import FASHION_MNIST, MNIST
 from nanode.data.images import ImageData
 from nanode.data.source import ANOTHER, DataError, Progress, Source, data_root
+from nanode.values import check_choice
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (CIFAR10, CIFAR100, MNIST, FASHION_MNIST, DIGITS)
@@ -35,19 +35,10 @@ def load(
     >>> data.train
     Images(digits train: 1,300 of 1×8×8, on cpu)
     """
-    check_known(name, SOURCES)
+    check_choice("data", name, SOURCES)
     folder = data_root(root)
     with usable(folder):
         return SOURCES[name].load(folder, download, progress)
-
-
-def check_known(name: str, known: Iterable[str]) -> None:
-    """Refuse a name that no data set has, with the nearest that one has."""
-    known = sorted(known)
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected one of {', '.join(known)}, got {name!r}{hint}")
 
 
 @contextmanager

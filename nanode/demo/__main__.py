@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from nanode.demo import crossing, digits
-from nanode.training.values import check_choice
+from nanode.values import check_choice
 
 DEMOS = {"digits": digits.main, "crossing": crossing.main}
 

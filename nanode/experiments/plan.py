@@ -12,8 +12,8 @@ from nanode.reports.records import find_record_of
 from nanode.training import RunRecord, TrainConfig, recipe
 from nanode.training.config import Settings, differences
 from nanode.training.documents import from_mapping
-from nanode.training.values import check_choice, check_count
 from nanode.training.video import VideoConfig, VideoRecord
+from nanode.values import check_choice, checked_count
 
 C = TypeVar("C", bound=Settings)
 
@@ -69,7 +69,7 @@ class Options:
             raise ValueError(f"data must be one or more names, got {self.data!r}")
         for name in self.data:
             check_choice("data", name, DATA)
-        check_count("seeds", self.seeds)
+        checked_count("seeds", self.seeds)
         check_choice("budget", self.budget, BUDGETS)
 
     @property

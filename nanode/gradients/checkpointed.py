@@ -6,11 +6,11 @@ from math import ceil, isqrt
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import checked_count
 from nanode.gradients.ledger import Ledger
 from nanode.gradients.pullback import flatten, leaves, vjp
 from nanode.gradients.recompute import Job, Recomputing
 from nanode.solvers.stepper import Carry, State
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True)

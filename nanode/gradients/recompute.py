@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import checked_count
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
@@ -28,6 +27,7 @@ from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.tracing import traced, untraceable
 from nanode.trajectories.trajectory import Named
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any
 
 from torch import Tensor, nn
 
-from nanode.bases.basis import checked_count
-from nanode.block import ODEBlock
-from nanode.gradients import Backprop, Backsolve, Checkpointed, Gradient, Reversal
+from nanode.models.flows import Flows
 from nanode.models.layers import NORMS, MakeNorm, basic, bottleneck
-from nanode.models.rows import Setting, buckets_of, make_flow, warn_of_unused_buckets
-from nanode.solvers import (
-    RK4,
-    Coupled,
-    Euler,
-    Heun,
-    Leapfrog,
-    Midpoint,
-    ReversibleHeun,
-    Stepper,
-)
+from nanode.values import check_choice, checked_count
 
 
 @dataclass(frozen=True)
@@ -38,25 +24,6 @@ PRESETS = {
     "staged": Preset((64, 128, 256), basic, steps=6),
     "tiny": Preset((16,), lambda width, norm: bottleneck(width, width // 4, norm), steps=4),
     "tiny-staged": Preset((8, 16), basic, steps=2),
-}
-
-#: Solvers by name, with the evaluations that a step takes.
-SOLVERS: dict[str, tuple[Callable[[], Stepper], int]] = {
-    "euler": (Euler, 1),
-    "midpoint": (Midpoint, 2),
-    "heun": (Heun, 2),
-    "rk4": (RK4, 4),
-    "leapfrog": (Leapfrog, 1),
-    "reversible-heun": (ReversibleHeun, 1),
-    "coupled-euler": (lambda: Coupled(Euler()), 2),
-    "coupled-midpoint": (lambda: Coupled(Midpoint()), 4),
-    "coupled-rk4": (lambda: Coupled(RK4()), 8),
-}
-GRADIENTS: dict[str, Callable[[], Gradient]] = {
-    "backprop": Backprop,
-    "checkpointed": Checkpointed,
-    "reversal": Reversal,
-    "backsolve": Backsolve,
 }
 
 
@@ -106,43 +73,19 @@ def create(
     >>> model(torch.randn(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    shape = _chosen("preset", preset, PRESETS)
-    make_norm = _chosen("norm", norm, NORMS)
-    make_solver, cost = _chosen("solver", solver, SOLVERS)
-    make_gradient = _chosen("gradient", gradient, GRADIENTS)
+    check_choice("preset", preset, PRESETS)
+    check_choice("norm", norm, NORMS)
+    shape, make_norm = PRESETS[preset], NORMS[norm]
     checked_count("channels", channels, least=1)
     checked_count("classes", classes, least=2)
-    usual = max(shape.steps, buckets_of(name) * cost)
-    evaluations = checked_count("steps", usual if steps is None else steps, least=1)
-    if evaluations % cost:
-        raise ValueError(
-            f"steps counts evaluations, and {solver} makes {cost} a step: expected a multiple of "
-            f"{cost}, got {evaluations}"
-        )
-    if not moving_norms and name.startswith("uncon-resnet"):
-        raise ValueError(
-            "the layers of uncon-resnet have norms of their own: leave moving_norms out, or use "
-            "con-resnet"
-        )
-    count = evaluations // cost
-    warn_of_unused_buckets(name, count, cost)
+    flows = Flows(name, steps, shape.steps, solver, gradient, scale, moving_norms, compile)
     stages: list[nn.Module] = []
     before = shape.widths[0]
     for n, width in enumerate(shape.widths):
-        setting = Setting(lambda wide: shape.network(wide, make_norm), width, count, moving_norms)
-        flow = make_flow(name, setting)
-        block = ODEBlock(
-            flow.field,
-            count,
-            make_solver(),
-            make_gradient(),
-            scale=scale if scale is not None else float(count) if flow.residual else 1.0,
-            augment=flow.augment,
-            compile=compile,
-        )
+        block = flows.block(lambda wide: shape.network(wide, make_norm), width)
         layers: list[nn.Module] = [] if n == 0 else [nn.Conv2d(before, width, 2, 2, bias=False)]
         stages.append(nn.Sequential(*layers, block))
-        before = width + flow.augment
+        before = width + block.augment
     head = nn.Sequential(
         nn.BatchNorm2d(before) if norm == "batch" else make_norm(before),
         nn.ReLU(),
@@ -152,12 +95,3 @@ def create(
     )
     stem = nn.Conv2d(channels, shape.widths[0], 3, padding=1, bias=False)
     return Classifier(stem, stages, head)
-
-
-def _chosen(what: str, name: str, options: dict[str, Any]) -> Any:
-    """The option of that name, or an error that suggests the nearest."""
-    if not isinstance(name, str) or name not in options:
-        near = get_close_matches(str(name), options, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"there is no {what} {name!r}{hint} Choices: {', '.join(options)}")
-    return options[name]

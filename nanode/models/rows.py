@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from torch import nn
 
@@ -27,7 +26,6 @@ from nanode.bases import (
     RandomFourier,
     Trigonometric,
 )
-from nanode.bases.basis import checked_count
 from nanode.fields import Autonomous, Field, Gated, TimeAppended, TimeVarying
 from nanode.trajectories import (
     Form,
@@ -37,6 +35,7 @@ from nanode.trajectories import (
     Start,
     TrajectoryFactory,
 )
+from nanode.values import checked_count, nearest
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,8 @@ def make_flow(name: str, setting: Setting) -> Flow:
     if match and pattern in _ROWS:
         number = checked_count(f"the number in {name!r}", int(match[2]), least=1)
         return _ROWS[pattern](setting, number)
-    near = get_close_matches(pattern, _ROWS, n=1) or get_close_matches(f"{name}-D", _ROWS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    raise ValueError(f"there is no model {name!r}{hint} Models: {', '.join(_ROWS)}")
+    near = nearest(pattern, _ROWS) or nearest(f"{name}-D", _ROWS)
+    raise ValueError(f"model must be one of {', '.join(_ROWS)}; got {name!r}{near}")
 
 
 def buckets_of(name: str) -> int:
@@ -125,7 +123,7 @@ def warn_of_unused_buckets(name: str, steps: int, cost: int) -> None:
         warnings.warn(
             f"{name} takes {steps} steps: of its {buckets} buckets no more than that are ever "
             f"used; steps={buckets * cost} (evaluations) uses all",
-            stacklevel=3,
+            stacklevel=5,  # whoever made the model
         )
 
 

@@ -11,9 +11,9 @@ from math import ceil, isfinite
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import checked_count
 from nanode.solvers.stepper import Stepper
 from nanode.stages import Side, Stage, Stages, rounding
+from nanode.values import checked_count
 
 
 @dataclass(frozen=True)

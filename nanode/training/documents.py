@@ -12,7 +12,7 @@ import yaml
 
 from nanode.training.config import Settings, TrainConfig
 from nanode.training.files import write_text
-from nanode.training.values import check_choice, nearest
+from nanode.values import check_choice, nearest
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from nanode.training.config import TrainConfig
 from nanode.training.documents import from_mapping
 from nanode.training.files import write_text
-from nanode.training.values import check_choice, check_number
+from nanode.values import check_choice, check_number
 
 #: The version of the file's layout.
 FORMAT = 1

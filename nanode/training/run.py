@@ -39,7 +39,7 @@ from nanode.training.setup import (
     make_model,
     prepare,
 )
-from nanode.training.values import check_choice
+from nanode.values import check_choice
 
 
 def train(

@@ -13,8 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import checked_count
 from nanode.trajectories.forms import Form, nearest, polished
+from nanode.values import checked_count
 
 
 @final

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanode.bases.basis import checked_count, checked_interval, numbers
+from nanode.bases.basis import checked_interval, numbers
 from nanode.bases.quadrature import gauss
 from nanode.stages import Side, Stages
 from nanode.trajectories.initial import spread
@@ -20,6 +20,7 @@ from nanode.trajectories.trajectory import (
     scalar_time,
     trainable,
 )
+from nanode.values import checked_count
 
 #: Activations of Ψ held at once, in numbers.
 _CHUNK = 2**22

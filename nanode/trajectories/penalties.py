@@ -9,8 +9,8 @@ two are exact, through the basis's Gram matrices:
 import torch
 from torch import Tensor, nn
 
-from nanode.bases.basis import checked_count
 from nanode.trajectories.trajectory import Trajectory
+from nanode.values import checked_count
 
 
 def coefficient_penalty(model: nn.Module) -> Tensor:

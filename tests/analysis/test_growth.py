@@ -63,7 +63,7 @@ def test_what_it_cannot_do_is_refused():
     block = nanode.ODEBlock(network(), steps=2, solver=nanode.ReversibleHeun())
     with pytest.raises(ValueError, match=r"a growth rate needs.*ReversibleHeun"):
         growth_rates(block, sample(4), of=Steps())
-    with pytest.raises(ValueError, match="count must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1"):
         growth_rates(block, sample(4), count=0)
 
 

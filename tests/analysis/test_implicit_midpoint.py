@@ -52,5 +52,5 @@ def test_an_equation_that_does_not_settle_gives_no_number():
         nanode.odeint(
             lambda t, x: -50 * x, x, steps=10, solver=ImplicitMidpoint(), check_finite=True
         )
-    with pytest.raises(ValueError, match="iterations must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="iterations must be a whole number of at least 1"):
         ImplicitMidpoint(0)

@@ -104,5 +104,5 @@ def test_wrong_counts_are_refused():
     operator, _ = known(sample(3, 3))
     with pytest.raises(ValueError, match="count=4 is more than the 3"):
         largest_singular_values(operator, 4)
-    with pytest.raises(ValueError, match="depth must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="depth must be a whole number of at least 1"):
         largest_singular_values(operator, 1, depth=0)

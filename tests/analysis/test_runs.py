@@ -84,5 +84,5 @@ def test_a_video_run(tmp_path, monkeypatch):
 def test_what_is_no_finished_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="can't read the run record"):
         analyse_run(tmp_path)
-    with pytest.raises(ValueError, match="samples must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 1"):
         analyse_run(tmp_path, samples=0)

@@ -111,13 +111,13 @@ def test_beyond_the_degree_the_last_derivative_is_differenced():
 
 @pytest.mark.parametrize("degree", [0, -1, 2.0, True])
 def test_refuses_other_degrees(degree):
-    with pytest.raises(ValueError, match=r"degree must be an integer of at least 1.*Bucketed"):
+    with pytest.raises(ValueError, match=r"degree must be a whole number of at least 1.*Bucketed"):
         BSpline(4, degree=degree)
 
 
 @pytest.mark.parametrize("knots", [1, 0, None, 3.5])
 def test_refuses_other_knots(knots):
-    with pytest.raises(ValueError, match="knots must be an integer of at least 2"):
+    with pytest.raises(ValueError, match="knots must be a whole number of at least 2"):
         BSpline(knots)
 
 

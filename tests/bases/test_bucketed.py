@@ -196,5 +196,5 @@ def test_differences_approach_the_integral(m, integral):
 
 @pytest.mark.parametrize("buckets", [0, -1, 2.0, True, None])
 def test_refuses_other_counts(buckets):
-    with pytest.raises(ValueError, match="buckets must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="buckets must be a whole number of at least 1"):
         Bucketed(buckets)

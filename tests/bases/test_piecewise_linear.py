@@ -86,7 +86,7 @@ def test_is_the_spline_of_degree_one():
 
 @pytest.mark.parametrize("knots", [1, 0, -3, 2.0, True, None, "33"])
 def test_refuses_other_counts(knots):
-    with pytest.raises(ValueError, match="knots must be an integer of at least 2"):
+    with pytest.raises(ValueError, match="knots must be a whole number of at least 2"):
         PiecewiseLinear(knots)
 
 

@@ -113,7 +113,7 @@ def test_gram_is_stable_where_frequencies_nearly_agree():
 
 @pytest.mark.parametrize("features", [0, -1, 1.5, True])
 def test_refuses_other_counts(features):
-    with pytest.raises(ValueError, match="features must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="features must be a whole number of at least 1"):
         RandomFourier(features)
 
 
@@ -125,7 +125,7 @@ def test_refuses_other_scales(scale):
 
 @pytest.mark.parametrize("seed", [-1, 0.5, None])
 def test_refuses_other_seeds(seed):
-    with pytest.raises(ValueError, match="seed must be an integer of at least 0"):
+    with pytest.raises(ValueError, match="seed must be a whole number of at least 0"):
         RandomFourier(2, seed=seed)
 
 

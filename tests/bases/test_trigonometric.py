@@ -70,7 +70,9 @@ def test_any_gram(order, frequency, start, length, m):
 
 @pytest.mark.parametrize("order", [0, -1, 2.0, True, None])
 def test_refuses_other_orders(order):
-    with pytest.raises(ValueError, match=r"order must be an integer of at least 1.*Constant\(\)"):
+    with pytest.raises(
+        ValueError, match=r"order must be a whole number of at least 1.*Constant\(\)"
+    ):
         Trigonometric(order)
 
 

@@ -27,7 +27,7 @@ def test_regrid():
     block.regrid(16)
     ratio = (coarse - fine).norm() / (fine - block(x)).norm()
     assert 10 < ratio < 24
-    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1"):
         block.regrid(0)
     assert block.steps == 16
 
@@ -60,7 +60,7 @@ def test_augment():
 
 
 def test_refuses_augment():
-    with pytest.raises(ValueError, match="augment must be an integer of at least 0, got -1"):
+    with pytest.raises(ValueError, match="augment must be a whole number of at least 0, got -1"):
         make(augment=-1)
     with pytest.raises(ValueError, match="augment= needs a tensor as state, got tuple"):
         make(augment=1)((torch.ones(1), torch.ones(1)))

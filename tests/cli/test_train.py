@@ -100,9 +100,9 @@ def test_a_folder_that_is_taken(trained, nanode, quick, run_folder):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (("--data", "cifar11"), "did you mean 'cifar10'?"),
-        (("--model", "t-nanod-2"), "did you mean t-nanode-D?"),
-        (("--preset", "stagd"), "did you mean 'staged'?"),
+        (("--data", "cifar11"), "Did you mean 'cifar10'?"),
+        (("--model", "t-nanod-2"), "Did you mean 't-nanode-D'?"),
+        (("--preset", "stagd"), "Did you mean 'staged'?"),
         (("--options.step", "3"), "unexpected keyword argument 'step'"),
         (("--batch-size", "5000"), "has 1,294 images, fewer than a batch of 5,000"),
         (("--augment.crop", "9"), "expected padding (crop) below the image's side, 8 pixels"),
@@ -135,7 +135,7 @@ def test_a_model_is_checked_before_data_are_fetched(nanode, quick, run_folder, m
     give = ("train", "image", "--config", quick, "--out", run_folder, "--data", "cifar10")
     status, _, err = nanode(*give, "--model", "aut")
     assert status == 1
-    assert "there is no model 'aut'; did you mean auto?" in err
+    assert "got 'aut'. Did you mean 'auto'?" in err
 
 
 def test_a_rate_that_diverges(nanode, quick, run_folder):

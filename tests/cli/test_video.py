@@ -116,5 +116,5 @@ def test_a_model_that_does_not_exist(nanode, tmp_path):
     )
     status, _, err = nanode("train", "video", *tokens)
     assert status == 1
-    assert "did you mean 'svg-nanode'?" in err
+    assert "Did you mean 'svg-nanode'?" in err
     assert list(tmp_path.iterdir()) == []

@@ -209,7 +209,7 @@ class BasisContract(ABC):
 
     @pytest.mark.parametrize("m", [-1, 0.5, True, None, "1"])
     def test_gram_refuses_other_orders(self, plain, m):
-        with pytest.raises(ValueError, match="m must be an integer of at least 0"):
+        with pytest.raises(ValueError, match="m must be a whole number of at least 0"):
             plain.gram(m)
 
     # ---- stages

@@ -99,7 +99,7 @@ def test_refuses_many_times():
 @pytest.mark.parametrize("order", [0, -1])
 def test_refuses_an_order_below_one(order):
     for make_basis in (nanode.Trigonometric, nanode.Chebyshev, nanode.Bucketed):
-        with pytest.raises(ValueError, match=f"must be an integer of at least 1, got {order}"):
+        with pytest.raises(ValueError, match=f"must be a whole number of at least 1, got {order}"):
             nanode.TimeVarying(nn.Linear(2, 2), make_basis(order))
 
 

@@ -322,10 +322,10 @@ def test_a_graph_kept_can_be_used_again(gradient):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nanode.Checkpointed(segments=0), "segments must be an integer of at least 1"),
-        (lambda: nanode.Checkpointed(segments=1.5), "segments must be an integer"),
-        (lambda: nanode.Checkpointed(chunk=0), "chunk must be an integer of at least 1"),
-        (lambda: nanode.Reversal(chunk=-1), "chunk must be an integer of at least 1"),
+        (lambda: nanode.Checkpointed(segments=0), "segments must be a whole number of at least 1"),
+        (lambda: nanode.Checkpointed(segments=1.5), "segments must be a whole number"),
+        (lambda: nanode.Checkpointed(chunk=0), "chunk must be a whole number of at least 1"),
+        (lambda: nanode.Reversal(chunk=-1), "chunk must be a whole number of at least 1"),
     ],
 )
 def test_refuses(make, message):

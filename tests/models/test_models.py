@@ -13,7 +13,8 @@ from torch import nn
 
 import nanode
 from nanode.models import create, names
-from nanode.models.classifier import PRESETS, SOLVERS
+from nanode.models.classifier import PRESETS
+from nanode.models.flows import SOLVERS
 
 GOLDEN = Path(__file__).with_name("golden.json")
 MODELS = [name.replace("-D", "-3") for name in names()]
@@ -143,15 +144,15 @@ def test_steps_count_evaluations(solver):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "t-nanod-10"}, "did you mean t-nanode-D"),
-        ({"name": "chebychev-4"}, "did you mean chebyshev-D"),
-        ({"name": "t-nanode"}, "did you mean t-nanode-D"),
+        ({"name": "t-nanod-10"}, "Did you mean 't-nanode-D'"),
+        ({"name": "chebychev-4"}, "Did you mean 'chebyshev-D'"),
+        ({"name": "t-nanode"}, "Did you mean 't-nanode-D'"),
         ({"name": "b-nanode-0"}, "at least 1"),
-        ({"name": "auto-3"}, "no model"),
-        ({"name": "auto", "preset": "papper"}, "did you mean 'paper'"),
-        ({"name": "auto", "solver": ["euler"]}, "there is no solver"),
-        ({"name": "auto", "solver": "eulr"}, "did you mean 'euler'"),
-        ({"name": "auto", "gradient": "adjoint"}, "Choices"),
+        ({"name": "auto-3"}, "got 'auto-3'"),
+        ({"name": "auto", "preset": "papper"}, "Did you mean 'paper'"),
+        ({"name": "auto", "solver": ["euler"]}, "solver must be one of euler, .*; got"),
+        ({"name": "auto", "solver": "eulr"}, "Did you mean 'euler'"),
+        ({"name": "auto", "gradient": "adjoint"}, "must be one of backprop, checkpointed"),
         ({"name": "auto", "steps": 0}, "at least 1"),
         ({"name": "auto", "steps": 7, "solver": "rk4"}, "multiple of 4"),
         ({"name": "auto", "classes": 1}, "at least 2"),

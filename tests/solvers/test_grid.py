@@ -214,7 +214,7 @@ def test_no_warning_where_none_is_due(d, steps, stepper, interval):
 @pytest.mark.parametrize("steps", [0, -1, 2.5, 2.0, True, "10", None, math.nan])
 @pytest.mark.parametrize("schedule", [Uniform, Aligned])
 def test_refuses_counts(schedule, steps):
-    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1"):
         schedule(steps)
 
 

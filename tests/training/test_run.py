@@ -75,8 +75,8 @@ def test_a_rate_that_diverges(tmp_path, config):
     ("changes", "message"),
     [
         ({"batch_size": 5000}, "fewer than a batch of 5,000"),
-        ({"data": "digit"}, "did you mean 'digits'"),
-        ({"model": "t-nanod-2"}, "did you mean t-nanode-D"),
+        ({"data": "digit"}, "Did you mean 'digits'"),
+        ({"model": "t-nanod-2"}, "Did you mean 't-nanode-D'"),
         ({"options": {"step": 3}}, "options doesn't fit the model 't-nanode-2'.*'step'"),
         ({"validation": 1437}, "got 1437"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),

@@ -271,10 +271,10 @@ def test_an_empty_solve_has_an_empty_table():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"embedding": 0}, "embedding must be an integer of at least 1, got 0"),
-        ({"embedding": 1.5}, "embedding must be an integer"),
+        ({"embedding": 0}, "embedding must be a whole number of at least 1, got 0"),
+        ({"embedding": 1.5}, "embedding must be a whole number"),
         ({"hidden": ()}, "at least one layer width"),
-        ({"hidden": (4, 0)}, "a hidden width must be an integer of at least 1, got 0"),
+        ({"hidden": (4, 0)}, "a hidden width must be a whole number of at least 1, got 0"),
         ({"interval": (1.0, 0.0)}, "t0 < t1"),
     ],
     ids=str,

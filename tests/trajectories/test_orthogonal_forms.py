@@ -359,7 +359,7 @@ def test_refuses_more_reflections_than_dimensions():
 
 @pytest.mark.parametrize("reflections", [0, -1, 1.5, True])
 def test_refuses_other_counts(reflections):
-    with pytest.raises(ValueError, match="reflections must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="reflections must be a whole number of at least 1"):
         nanode.Householder(reflections=reflections)
 
 

@@ -206,5 +206,7 @@ def test_smoothness_refuses_models_that_do_not_move():
 
 @pytest.mark.parametrize("m", [0, -1, 1.5, True, "1", None])
 def test_smoothness_refuses_other_orders(m):
-    with pytest.raises(ValueError, match=r"m must be an integer of at least 1.*function_penalty"):
+    with pytest.raises(
+        ValueError, match=r"m must be a whole number of at least 1.*function_penalty"
+    ):
         nanode.smoothness_penalty(field("legendre"), m)

@@ -9,13 +9,13 @@ from typing import Any, final
 
 import torch
 
-from nanode.bases.basis import checked_count
 from nanode.data import catalogue as stills
 from nanode.data.source import Progress, data_root
 from nanode.data.video.bair import View, load_bair
 from nanode.data.video.clips import VideoData
 from nanode.data.video.moving import Deterministic, Moving, Stochastic
 from nanode.data.video.official import load_official
+from nanode.values import check_choice, checked_count
 
 
 @final
@@ -128,7 +128,7 @@ def load(
     >>> load("moving-digits", train_sequences=1000, digits=3).train
     Stochastic(moving-digits train: 1,000 of any number of frames of 1×64×64, on cpu)
     """
-    stills.check_known(name, SOURCES)
+    check_choice("data", name, SOURCES)
     known = [*inspect.signature(SOURCES[name]).parameters][1:]
     for option in options:
         if option not in known:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import checked_count
 from nanode.data.video.clips import Clips, from_bytes, sent
 from nanode.data.video.draws import below, draw, fraction, stream
 from nanode.data.video.resize import enlarged
+from nanode.values import checked_count
 
 SIZE = 64
 #: Binary places of a position between 0 and 1, and the 1 itself.

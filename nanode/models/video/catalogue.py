@@ -5,17 +5,17 @@ flow: its field holds the layers, and three Euler steps of 1/3 take x through it
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
-from nanode.bases.basis import checked_count
 from nanode.block import ODEBlock
 from nanode.fields import BatchNorm
-from nanode.models.classifier import GRADIENTS, SOLVERS, _chosen
-from nanode.models.rows import Setting, make_flow, warn_of_unused_buckets
+from nanode.models.flows import Flows
 from nanode.models.video.recurrent import Gaussian, Predictor
 from nanode.models.video.svg import ENCODES, SKIPS, SVG
 from nanode.models.video.vgg import REDUCTION, VGG_64, Decoder, Encoder, MakeRun, layer
+from nanode.values import check_choice, checked_count
 
 #: The flow in each model: a name of ``nanode.models.names()``, or none.
 NAMES: dict[str, str | None] = {"svg": None, "svg-auto": "auto", "svg-nanode": "t-nanode-3"}
@@ -69,19 +69,22 @@ def create(
         encode: frames through encoder and decoder as one ``batch``, or time by time (``frame``).
         channels_last: compute in that memory layout.
         flow: another row of ``nanode.models.names()`` in place of the name's own.
-        steps: evaluations of a flow's field, whatever the solver; by default 3.
+        steps: evaluations of a flow's field, whatever the solver; by default 3, or enough for a
+            step in each of the row's buckets.
         solver: by name, as for classifiers; by default ``euler``.
         gradient: by name; by default ``backprop``.
         scale: of a flow's step; by default 1, or the number of steps for residual rows.
-        moving_norms: whether norm scales and shifts move too; by default they don't.
+        moving_norms: whether norm scales and shifts move too; by default they don't, but for
+            ``uncon-resnet``, whose layers have their own.
         compile: compile each flow's field (``ODEBlock(compile=True)``).
 
     >>> model = create("svg-nanode", width=16)
     >>> sum(p.numel() for p in model.parameters())
     7319465
     """
-    own = _chosen("model", name, NAMES)
-    options = {
+    check_choice("model", name, NAMES)
+    own = NAMES[name]
+    options: dict[str, Any] = {
         "flow": flow,
         "steps": steps,
         "solver": solver,
@@ -110,8 +113,8 @@ def create(
             f"size must be a multiple of {REDUCTION}, since the encoder halves it four times and "
             f"reads the rest at once; got {size}: crop or resize the frames"
         )
-    _chosen("skip", skip, dict.fromkeys(SKIPS))
-    _chosen("encode", encode, dict.fromkeys(ENCODES))
+    check_choice("skip", skip, SKIPS)
+    check_choice("encode", encode, ENCODES)
     layers = _layers(convs_per_stage)
     make_run = _plain if own is None else _flows(**{"flow": own} | given)
     shape = (channels, width, g_dim, size, layers, make_run)
@@ -171,37 +174,18 @@ def _plain(width: int, count: int) -> nn.Module:
 
 
 def _flows(
-    flow: str,
-    steps: int = EVALUATIONS,
-    solver: str = "euler",
-    gradient: str = "backprop",
-    scale: float | None = None,
-    moving_norms: bool = False,
-    compile: bool = False,
+    flow: str, steps: int | None = None, moving_norms: bool | None = None, **options: Any
 ) -> MakeRun:
     """Makes each run as a flow whose field holds its layers."""
-    make_solver, cost = _chosen("solver", solver, SOLVERS)
-    make_gradient = _chosen("gradient", gradient, GRADIENTS)
-    if checked_count("steps", steps, least=1) % cost:
-        raise ValueError(
-            f"steps counts evaluations, and {solver} makes {cost} a step: expected a multiple of "
-            f"{cost}, got {steps}"
-        )
-    count = steps // cost
-    warn_of_unused_buckets(flow, count, cost)
+    # By default norms stand still, but for those of layers that are each their own.
+    moving = flow.startswith("uncon-resnet") if moving_norms is None else moving_norms
+    flows = Flows(flow, steps, EVALUATIONS, moving_norms=moving, **options)
 
     def make(width: int, layers: int) -> nn.Module:
-        made = make_flow(flow, Setting(_network(layers), width, count, moving_norms))
-        if made.augment:
+        block = flows.block(_network(layers), width)
+        if block.augment:
             raise ValueError(f"{flow} widens the state, which the next layer doesn't expect")
-        return ODEBlock(
-            made.field,
-            count,
-            make_solver(),
-            make_gradient(),
-            scale=scale if scale is not None else float(count) if made.residual else 1.0,
-            compile=compile,
-        )
+        return block
 
     return make
 

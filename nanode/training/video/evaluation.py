@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, roll_out
 from nanode.training.setup import make_fabric
-from nanode.training.values import check_choice, check_count
 from nanode.training.video.config import VideoConfig, check_beyond
 from nanode.training.video.loss import check_range
 from nanode.training.video.metrics import by_time, openstl_mse, openstl_ssim, psnr, ssim
 from nanode.training.video.order import latent_noise
 from nanode.training.video.run import load_video_model
 from nanode.training.video.setup import check_length, load_clips
+from nanode.values import check_choice, checked_count
 
 #: ``stored`` statistics, or the ``batch``'s own, as the original generates.
 NORMS = ("stored", "batch")
@@ -115,7 +115,7 @@ def open_task(
     """The model of a finished run before the clips of its data set, or of another one."""
     check_choice("norms", norms, NORMS)
     check_choice("split", split, ("train", "test"))
-    check_count("seed", seed, least=0)
+    checked_count("seed", seed, least=0)
     model, config = load_video_model(run_folder)
     config = replace(
         config,
@@ -124,7 +124,7 @@ def open_task(
     )
     given = config.n_past if n_past is None else n_past
     frames = max(config.n_eval, given + 1) if length is None else length
-    check_count("n_past", given)
+    checked_count("n_past", given)
     check_beyond("length", frames, given)
     fabric = make_fabric(config)
     found = load_clips(config, fabric.device, data)
@@ -179,7 +179,7 @@ def score_clips(
 ) -> VideoScore:
     """The metrics of a task."""
     for name, value in (("sequences", sequences), ("samples", samples), ("rows", rows)):
-        check_count(name, value)
+        checked_count(name, value)
     count = min(sequences, len(task.clips))
     found: dict[str, list[Tensor]] = defaultdict(list)
     pairs: list[tuple[Tensor, Tensor]] = []

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.training.values import check_count
 from nanode.training.video.evaluation import Task, best_samples, open_task
 from nanode.training.video.pictures import compose, write_film, writer
+from nanode.values import checked_count
 
 
 def generate(
@@ -30,9 +30,9 @@ def generate(
     as in ``open_task``. The same arguments give the same film.
     """
     for name, value in (("sequences", sequences), ("samples", samples), ("scale", scale)):
-        check_count(name, value)
-    check_count("fps", fps)
-    check_count("shown", shown, least=0)
+        checked_count(name, value)
+    checked_count("fps", fps)
+    checked_count("shown", shown, least=0)
     writer(path)  # before minutes of sampling
     opened = open_task(run_folder, **task)
     columns = columns_of(opened, sequences, samples, shown)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.training.records import Costs, Record
-from nanode.training.values import check_choice
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import Elbo
+from nanode.values import check_choice
 
 KIND = "video"
 

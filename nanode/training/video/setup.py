@@ -19,10 +19,10 @@ from nanode.training.costs import uncompiled
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.training.setup import make_fabric
-from nanode.training.values import nearest
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import Elbo, check_range, loss_terms
 from nanode.training.video.order import Order, latent_noise
+from nanode.values import nearest
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

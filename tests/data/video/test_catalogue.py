@@ -79,12 +79,12 @@ def test_mnist_missing(tmp_path):
     ("name", "near"), [("Moving-MNIST", "moving-mnist"), ("moving_digits", "moving-digits")]
 )
 def test_an_unknown_name_suggests_the_nearest(name, near):
-    with pytest.raises(ValueError, match=f"got {name!r}; did you mean {near!r}"):
+    with pytest.raises(ValueError, match=f"got {name!r}. Did you mean {near!r}"):
         load(name)
 
 
 def test_a_name_near_nothing_lists_all():
-    with pytest.raises(ValueError, match=f"expected one of {', '.join(sorted(SOURCES))}, got"):
+    with pytest.raises(ValueError, match=f"data must be one of {', '.join(SOURCES)}; got"):
         load("zzz")
 
 
@@ -112,7 +112,7 @@ def test_bad_counts_are_named_before_files_are_looked_for(tmp_path, name):
 )
 def test_bad_options(options):
     ((option, value),) = options.items()
-    with pytest.raises(ValueError, match=rf"{option} must be an integer of .*, got {value!r}"):
+    with pytest.raises(ValueError, match=rf"{option} must be a whole number of .*, got {value!r}"):
         load("moving-digits", **options)
 
 

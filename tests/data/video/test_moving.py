@@ -211,11 +211,11 @@ def test_no_sequences_are_no_frames():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"digits": 0}, "digits must be an integer of at least 1, got 0"),
+        ({"digits": 0}, "digits must be a whole number of at least 1, got 0"),
         ({"digits": "two"}, "digits must be .*'two'"),
         ({"digits": True}, "digits must be .*True"),
-        ({"count": 0}, "count must be an integer of at least 1, got 0"),
-        ({"seed": "x"}, "seed must be an integer of at least 0, got 'x'"),
+        ({"count": 0}, "count must be a whole number of at least 1, got 0"),
+        ({"seed": "x"}, "seed must be a whole number of at least 0, got 'x'"),
     ],
 )
 def test_bad_options(option, message):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.block import flows
 from nanode.models.video import NAMES, create
 from tests.models.video.published import Published
 
@@ -280,28 +281,44 @@ def test_half_precision_keeps_latents_and_pixels_wide():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "svg-nanod"}, "did you mean 'svg-nanode'"),
+        ({"name": "svg-nanod"}, "Did you mean 'svg-nanode'"),
         ({"name": "svg", "gradient": "checkpointed", "steps": 3}, "leave out steps, gradient"),
         ({"name": "svg", "size": 65}, "multiple of 16.*got 65"),
-        ({"name": "svg", "skip": "lasst"}, "did you mean 'last'"),
-        ({"name": "svg", "encode": "frames"}, "did you mean 'frame'"),
+        ({"name": "svg", "skip": "lasst"}, "Did you mean 'last'"),
+        ({"name": "svg", "encode": "frames"}, "Did you mean 'frame'"),
         ({"name": "svg", "convs_per_stage": 1}, "at least 2"),
         ({"name": "svg", "convs_per_stage": [2, 2]}, "one number or 4"),
-        ({"name": "svg", "convs_per_stage": 2.5}, "convs_per_stage must be an integer .*got 2.5"),
+        (
+            {"name": "svg", "convs_per_stage": 2.5},
+            "convs_per_stage must be a whole number .*got 2.5",
+        ),
         ({"name": "svg", "width": 0}, "at least 1"),
-        ({"name": "svg", "rnn_size": 0}, "rnn_size must be an integer of at least 1, got 0"),
+        ({"name": "svg", "rnn_size": 0}, "rnn_size must be a whole number of at least 1, got 0"),
         ({"name": "svg", "predictor_layers": 0}, "predictor_layers must be .* at least 1, got 0"),
-        ({"name": "svg", "posterior_layers": 1.5}, "posterior_layers must be an integer"),
+        ({"name": "svg", "posterior_layers": 1.5}, "posterior_layers must be a whole number"),
         ({"name": "svg", "prior_layers": 0}, "prior_layers must be"),
         ({"name": "svg-nanode", "solver": "heun"}, "multiple of 2, got 3"),
         ({"name": "svg-nanode", "flow": "anode"}, "widens the state"),
-        ({"name": "svg-nanode", "flow": "t-nanod-3"}, "did you mean t-nanode-D"),
+        ({"name": "svg-nanode", "flow": "t-nanod-3"}, "Did you mean 't-nanode-D'"),
+        ({"name": "svg-auto", "flow": "uncon-resnet", "moving_norms": False}, "of their own"),
     ],
     ids=str,
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         create(**options)
+
+
+@pytest.mark.parametrize(
+    ("flow", "steps", "moves"),
+    [("t-nanode-3", 3, False), ("b-nanode-5", 5, False), ("uncon-resnet", 3, True)],
+)
+def test_what_flows_are_by_default(flow, steps, moves):
+    block = next(iter(flows(create("svg-nanode", width=2, size=16, flow=flow)).values()))
+    assert block.steps == steps
+    weights = block.field.weights(block.plan().stages)
+    assert "0.weight" in weights.moving
+    assert ("1.weight" in weights.moving) == moves
 
 
 @pytest.mark.parametrize(

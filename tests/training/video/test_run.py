@@ -228,9 +228,9 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"batch_size": 41}, "40 clips, fewer than a batch of 41"),
         ({"n_future": 10, "n_eval": 13}, "12 frames a clip, too few for n_past \\+ n_future = 13"),
         ({"n_eval": 13}, "12 frames a clip, too few for n_eval = 13"),
-        ({"model": "svg-nano"}, "did you mean 'svg-nanode'"),
+        ({"model": "svg-nano"}, "Did you mean 'svg-nanode'"),
         ({"options": {"widht": 3}}, "options has no 'widht', only width, .*Did you mean 'width'"),
-        ({"options": {"rnn_size": 0}}, "rnn_size must be an integer of at least 1, got 0"),
+        ({"options": {"rnn_size": 0}}, "rnn_size must be a whole number of at least 1, got 0"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
     ],
 )

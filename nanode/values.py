@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -23,7 +24,7 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
 
 def nearest(value: object, known: Iterable[str]) -> str:
     """The end of a message: which known name may have been meant, if any is near."""
-    near = get_close_matches(str(value), list(known), n=1)
+    near = get_close_matches(str(value).lower(), list(known), n=1)
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
@@ -50,15 +51,24 @@ def check_number(
         raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> None:
-    """Refuse what is no whole number of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def checked_count(name: str, value: Any, least: int = 1, hint: str = "") -> int:
+    """A whole number of at least ``least``, or a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}{hint}")
+    return int(value)
+
+
+def checked_positive(name: str, value: Any, hint: str = "") -> float:
+    """A finite number above zero as a float, or a ValueError that names it."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}{hint}")
+    return float(value)
 
 
 def check_seed(name: str, value: Any) -> None:
     """Refuse what torch's generators can't be seeded with."""
-    check_count(name, value, least=0)
+    checked_count(name, value, least=0)
     if value >= 2**63:
         raise ValueError(f"{name} must be below 2^63, got {value!r}")
 
