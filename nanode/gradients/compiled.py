@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import chain
+from numbers import Number
 from typing import Any
 
 import torch
@@ -66,9 +67,9 @@ CAPTURED = ("cuda",)
 MOST_KEPT = 8
 #: So many captures in a row that are never used again are the last.
 MOST_UNUSED = 16
-_NUMBERS = {bool, int, float}
-#: What most attributes of modules are: asking each whether it is a tensor takes long.
-_NO_TENSORS = {bool, int, float, str, type(None), tuple, list, dict, OrderedDict, set}
+#: What most attributes of modules are besides plain values: asking each whether it is a tensor
+#: takes long.
+_OTHERS = {type(None), tuple, list, dict, OrderedDict, set}
 #: By which a captured solve is found.
 Key = tuple[Any, ...]
 
@@ -203,8 +204,11 @@ class Compiled(Gradient):
         x: State,
     ) -> list[State]:
         """The first solve of its kind by CUDA graphs."""
-        # Graphs of another grid are of no more use, and all hold their memory.
-        kept = {k: c for k, c in self._solves.items() if c.plan is problem.plan}
+        # Graphs of another grid are of no more use, and all hold their memory. Nor are those of
+        # other numbers: what is annealed doesn't come back.
+        kept = {
+            k: c for k, c in self._solves.items() if c.plan is problem.plan and k[:-1] != key[:-1]
+        }
         self._solves = dict(list(kept.items())[1 - MOST_KEPT :])
         self._solves[key] = captured = Captured(method, evaluator, problem.plan, problem.prepare)
         self._unused += 1
@@ -222,7 +226,8 @@ class Compiled(Gradient):
         """Whether the field draws random numbers, by trying it once for all its traits."""
         field = problem.plan.field
         others = str(problem.conditioning.others)
-        now = traits(problem.modules), _numbers(problem.modules), others
+        _, *values = _attributes(problem.modules)
+        now = traits(problem.modules), *values, others
         if len(self._draws) > MOST_KEPT:
             self._draws.clear()  # a number that counts calls would fill it
         if now not in self._draws:
@@ -239,6 +244,7 @@ class Compiled(Gradient):
     def _key(self, problem: Problem, x: State) -> Key | None:
         """All that a capture is specialised to; None if that can't be said."""
         inputs = [*x, *problem.conditioning.tensors]
+        tensors, settings, numbers = _attributes(problem.modules)
         held = [
             t
             for part in problem.modules
@@ -256,10 +262,12 @@ class Compiled(Gradient):
             # Tensors that are plain attributes may be others in every call.
             tuple(
                 (id(t), t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad)
-                for t in _attributes(problem.modules)
+                for t in tensors
             ),
-            traits(problem.modules),
-            _numbers(problem.modules),
+            # Modules stand for themselves: no id of theirs is given a second time.
+            tuple(problem.modules),
+            hooks(problem.modules),
+            settings,
             # Their values at the stages are made on the host, once: a graph can't read them anew.
             tuple(
                 buffer._version
@@ -270,6 +278,7 @@ class Compiled(Gradient):
             ),
             autocast_of(x[0].device),
             arithmetic(),
+            numbers,  # last: see _captured
         )
         try:
             hash(key)
@@ -285,10 +294,31 @@ class Compiled(Gradient):
         return Compiled, (self.method, self.capture, self.fused)
 
 
-def _attributes(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """Tensors that are plain attributes, and neither parameters nor buffers."""
-    rest = [v for part in modules for v in part.__dict__.values() if type(v) not in _NO_TENSORS]
-    return [value for value in rest if isinstance(value, Tensor)]
+def _attributes(
+    modules: Sequence[nn.Module],
+) -> tuple[list[Tensor], tuple[bool | str, ...], tuple[Any, ...]]:
+    """Plain attributes that modules' code may read: tensors, flags and words, numbers.
+
+    Numbers with their types, since 1 and 1.0 are equal; but for a count of norms' own.
+    """
+    tensors: list[Tensor] = []
+    settings: list[bool | str] = []
+    numbers: list[Any] = []
+    for part in modules:
+        for name, value in part.__dict__.items():
+            kind = type(value)
+            if kind in _OTHERS:  # most, so first
+                continue
+            if kind is bool or kind is str:
+                settings.append(value)
+            elif kind is float or kind is int:
+                if name != "updates":
+                    numbers += (kind, value)
+            elif isinstance(value, Tensor):
+                tensors.append(value)
+            elif isinstance(value, Number):  # such as numpy's
+                numbers += (kind, value)
+    return tensors, tuple(settings), tuple(numbers)
 
 
 def _reads_elsewhere(problem: Problem, x: State) -> bool:
@@ -296,7 +326,7 @@ def _reads_elsewhere(problem: Problem, x: State) -> bool:
     parts = problem.modules
     held = (t for part in parts for t in (*part._parameters.values(), *part._buffers.values()))
     read = [*problem.conditioning.tensors, *(t for t in held if t is not None)]
-    return any(t.device != x[0].device for t in (*read, *_attributes(parts)))
+    return any(t.device != x[0].device for t in (*read, *_attributes(parts)[0]))
 
 
 class Evaluator:
@@ -325,19 +355,6 @@ class Evaluator:
         if key not in self.places:
             self.places[key] = torch.tensor(value, dtype=dtype, device=self.device)
         return self.places[key]
-
-
-def _numbers(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
-    """Every number among the modules' attributes, which their code may read, but for a count.
-
-    With its type, since 1 and True are equal.
-    """
-    return tuple(
-        (type(value), value)
-        for part in modules
-        for name, value in part.__dict__.items()
-        if type(value) in _NUMBERS and name != "updates"
-    )
 
 
 def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:

@@ -18,6 +18,9 @@ def arithmetic() -> tuple[object, ...]:
     return (
         torch.backends.cuda.matmul.fp32_precision,
         torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        torch.backends.cudnn.enabled,
         torch.backends.cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
     )

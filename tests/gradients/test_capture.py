@@ -5,6 +5,7 @@ import functools
 import gc
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,6 +55,8 @@ CHANGES = {
     "a hook": lambda block: block.field.module[1].register_forward_hook(lambda m, x, y: 2 * y),
     "a number in an attribute": lambda block: setattr(block.field.module[1], "strength", 0.5),
     "its type": lambda block: setattr(block.field.module[2], "flag", True),
+    "a number of numpy's": lambda block: setattr(block.field.module[1], "by", np.float64(0.5)),
+    "a word": lambda block: setattr(block.field.module[2], "padding_mode", "circular"),
     "a norm's momentum": lambda block: setattr(block.field.module[0], "momentum", 0.5),
     "its mode": lambda block: block.eval(),
     "frozen weights": lambda block: next(block.parameters()).requires_grad_(False),
@@ -100,6 +103,18 @@ def test_a_changed_field_is_captured_anew(change, monkeypatch):
     change(block)
     block(X.float())
     assert len(made) == 2
+
+
+def test_an_annealed_number_holds_the_memory_of_one_capture(monkeypatch):
+    made = recorded(monkeypatch)
+    block = nanode.ODEBlock(random_field(seed=0), 3, compile=True)
+    for strength in range(5):
+        block.field.module[1].strength = 0.1 * strength
+        for count in (1, 2):  # images: shapes take turns
+            block(X[:count].float())
+            block(X[:count].float())
+    assert len(made) == 10
+    assert len(block.gradient._solves) == 2
 
 
 SETTINGS = {
