@@ -117,9 +117,10 @@ def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
         row = rows[i] if rows else weights.constant
         return problem.evaluate(plan.stages, i, row, at, conditioning)
 
-    carry: Carry = problem.march(f, problem.open(f, tuple(parts)), lambda k, reached: None)
-    for k in reversed(range(plan.grid.steps)):
-        carry = stepper.invert(problem.local(f, k), plan.widths[k], carry)
+    with torch.random.fork_rng({part.device for part in parts if part.is_cuda}):
+        carry: Carry = problem.march(f, problem.open(f, tuple(parts)), lambda k, reached: None)
+        for k in reversed(range(plan.grid.steps)):
+            carry = stepper.invert(problem.local(f, k), plan.widths[k], carry)
     difference = [a.double() - b.double() for a, b in zip(carry[0], parts, strict=True)]
     return _norm(difference) / max(_norm(parts), torch.finfo(torch.float64).tiny)
 

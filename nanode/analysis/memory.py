@@ -42,7 +42,7 @@ class Memory:
 
 
 def measure_memory(block: ODEBlock, x: Any, *conditioning: Any) -> Memory:
-    """Measure one forward and backward pass of a copy of the block.
+    """Measure one forward and backward pass of a copy of the block; the random state stays.
 
     On a CPU every storage that torch's operators allocate is followed from birth to death; scratch
     space inside a kernel is not seen. On a GPU the held bytes and the peak are the allocator's.
@@ -61,11 +61,12 @@ def measure_memory(block: ODEBlock, x: Any, *conditioning: Any) -> Memory:
     device = next((part.device for part in tree_leaves(x) if isinstance(part, Tensor)), None)
     on_gpu = device is not None and device.type == "cuda"
     measure = partial(_on_gpu, device) if on_gpu else _on_cpu
-    # Once before: what is made at first use and then kept is no cost of a pass.
-    _pass(twin, x, conditioning, lambda result: None)
-    twin.zero_grad(set_to_none=True)
-    tables.reset()
-    held, table_held, peak = measure(twin, x, conditioning, tables)
+    with torch.random.fork_rng([device] if on_gpu else []):
+        # Once before: what is made at first use and then kept is no cost of a pass.
+        _pass(twin, x, conditioning, lambda result: None)
+        twin.zero_grad(set_to_none=True)
+        tables.reset()
+        held, table_held, peak = measure(twin, x, conditioning, tables)
     return Memory(held - table_held, table_held, tables.largest, peak)
 
 

@@ -10,6 +10,7 @@ final.safetensors  the weights that the final metrics belong to
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nanode.block import flows
 from nanode.training.checkpoints import (
     last_checkpoint,
     load_checkpoint,
@@ -24,7 +26,7 @@ from nanode.training.checkpoints import (
     weights_notes,
 )
 from nanode.training.config import TrainConfig
-from nanode.training.costs import measure_costs
+from nanode.training.costs import measure_costs, uncompiled
 from nanode.training.evaluation import Score, score
 from nanode.training.journal import Journal
 from nanode.training.loop import Loop, restore_random
@@ -89,7 +91,10 @@ def evaluate(
     if images is None:
         raise ValueError(f"the run in {run_folder} held out no images (validation: 0)")
     batches = evaluation_batches(config, images.to(fabric.device))
-    return score(model, model, batches, fabric.autocast())
+    # On a CPU compiling takes longer than it saves.
+    plain = uncompiled(flows(model).values()) if fabric.device.type == "cpu" else nullcontext()
+    with plain:
+        return score(model, model, batches, fabric.autocast())
 
 
 def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:

@@ -90,6 +90,13 @@ def test_the_block_and_the_random_state_are_left_alone():
     assert all(parameter.grad is None for parameter in checked.parameters())
 
 
+def test_a_drift_leaves_the_random_state_alone():
+    field = nanode.Autonomous(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).double())
+    state = torch.get_rng_state()
+    nanode.reversal_drift(nanode.ODEBlock(field, 3, nanode.Leapfrog()), X)
+    assert torch.equal(state, torch.get_rng_state())
+
+
 def test_the_table_can_be_printed():
     text = str(nanode.check_gradients(block(nanode.Coupled()), X))
     assert "Reversal" in text

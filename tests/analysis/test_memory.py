@@ -84,3 +84,10 @@ def test_a_gpu_is_asked_for_its_own_bytes(monkeypatch):
 
 def test_it_can_be_printed():
     assert "peak" in str(measured(4, nanode.Euler(), nanode.Backprop()))
+
+
+def test_the_random_state_is_left_alone():
+    field = nanode.Autonomous(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)))
+    before = torch.get_rng_state()
+    nanode.measure_memory(nanode.ODEBlock(field, 3), X)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nanode.gradients import compiled
 from nanode.training import (
     OptimizerConfig,
     ScheduleConfig,
@@ -27,6 +28,15 @@ def test_evaluation_is_of_the_stored_weights_and_statistics(tmp_path, config):
     assert not model.training
     with pytest.raises(ValueError, match=r"train, validation, test; got 'tset'.*'test'"):
         evaluate(tmp_path, "tset")
+
+
+def test_nothing_is_compiled_to_evaluate_on_a_cpu(tmp_path, config, monkeypatch):
+    options = config.options | {"compile": True}
+    monkeypatch.setattr(compiled, "WORTH_COMPILING", 2**30)  # quicker to train
+    record = train(replace(config, options=options, epochs=1), tmp_path)
+    monkeypatch.setattr(compiled, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(torch, "compile", None)
+    assert evaluate(tmp_path).accuracy == record.metrics.test_accuracy
 
 
 @pytest.mark.parametrize("average", [0.9, None])
