@@ -66,9 +66,16 @@ def checked_positive(name: str, value: Any, hint: str = "") -> float:
     return float(value)
 
 
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """The same of what is written to files, which know no integers but Python's own."""
+    checked_count(name, value, least)
+    if not isinstance(value, int):
+        raise ValueError(f"{name} must be a plain int, got {value!r}")
+
+
 def check_seed(name: str, value: Any) -> None:
     """Refuse what torch's generators can't be seeded with."""
-    checked_count(name, value, least=0)
+    check_count(name, value, least=0)
     if value >= 2**63:
         raise ValueError(f"{name} must be below 2^63, got {value!r}")
 

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from nanode.values import (
     check_choice,
+    check_count,
     check_flag,
     check_keywords,
     check_name,
     check_number,
     check_seed,
-    checked_count,
 )
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -132,10 +132,10 @@ class AugmentConfig:
     """The share of batches in which a box of every image shows another image."""
 
     def __post_init__(self) -> None:
-        checked_count("augment.crop", self.crop, least=0)
+        check_count("augment.crop", self.crop, least=0)
         check_choice("augment.border", self.border, ("zero", "reflect"))
         check_flag("augment.flip", self.flip)
-        checked_count("augment.cutout", self.cutout, least=0)
+        check_count("augment.cutout", self.cutout, least=0)
         check_number("augment.cutmix", self.cutmix, least=0, most=1)
 
 
@@ -153,7 +153,7 @@ class PenaltyConfig:
     def __post_init__(self) -> None:
         check_choice("penalty.name", self.name, PENALTIES)
         check_number("penalty.weight", self.weight, least=0)
-        checked_count("penalty.derivative", self.derivative)
+        check_count("penalty.derivative", self.derivative)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +227,8 @@ class TrainConfig:
         check_keywords("options", self.options)
         check_seed("seed", self.seed)
         for name in ("epochs", "batch_size", "log_every"):
-            checked_count(name, getattr(self, name))
-        checked_count("calibration", self.calibration, least=0)
+            check_count(name, getattr(self, name))
+        check_count("calibration", self.calibration, least=0)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("select", self.select, ("last", "best"))
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
@@ -238,9 +238,9 @@ class TrainConfig:
         if self.average is not None:
             check_number("average", self.average, least=0, below=1)
         if self.checkpoint_every is not None:
-            checked_count("checkpoint_every", self.checkpoint_every)
+            check_count("checkpoint_every", self.checkpoint_every)
         if self.validation is not None:
-            checked_count("validation", self.validation, least=0)
+            check_count("validation", self.validation, least=0)
         for name in ("test", "compile", "channels_last", "profile", "tensorboard", "progress"):
             check_flag(name, getattr(self, name))
         if self.validation == 0 and self.select == "best":

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from nanode.training import (
@@ -47,6 +48,7 @@ def test_refuses(make, message):
     [
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"batch_size": 1.5}, "batch_size must be a whole number.*got 1.5"),
+        ({"epochs": np.int64(3)}, r"epochs must be a plain int, got np.int64\(3\)"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
         ({"seed": 2**63}, r"seed must be below 2\^63"),
         ({"precision": "bf16"}, "32-true, bf16-mixed; got 'bf16'"),

@@ -9,12 +9,12 @@ from nanode.training import documents
 from nanode.training.config import PRECISIONS, OptimizerConfig, ScheduleConfig
 from nanode.values import (
     check_choice,
+    check_count,
     check_flag,
     check_keywords,
     check_name,
     check_number,
     check_seed,
-    checked_count,
 )
 
 _PACKAGE = "nanode.training.video"
@@ -125,13 +125,13 @@ class VideoConfig:
             "evaluate_every",
             "point_every",
         ):
-            checked_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         check_beyond("n_eval", self.n_eval, self.n_past)
-        checked_count("calibration", self.calibration, least=0)
+        check_count("calibration", self.calibration, least=0)
         check_number("beta", self.beta, above=0)
         for name in ("steps", "checkpoint_every"):
             if getattr(self, name) is not None:
-                checked_count(name, getattr(self, name))
+                check_count(name, getattr(self, name))
         for name in ("minutes", "clip"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
@@ -160,7 +160,7 @@ class VideoConfig:
 
 def check_beyond(name: str, value: int, n_past: int) -> None:
     """Refuse a length of clips that leaves no frame to predict."""
-    checked_count(name, value)
+    check_count(name, value)
     if value <= n_past:
         raise ValueError(
             f"{name} counts the given frames too and must be above n_past = {n_past}, got {value}"
