@@ -67,7 +67,7 @@ def checked_positive(name: str, value: Any, hint: str = "") -> float:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:
-    """The same of what is written to files, which know no integers but Python's own."""
+    """As ``checked_count``, but plain ints only: YAML and JSON can't hold NumPy's."""
     checked_count(name, value, least)
     if not isinstance(value, int):
         raise ValueError(f"{name} must be a plain int, got {value!r}")

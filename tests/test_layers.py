@@ -20,13 +20,23 @@ ORDER = (
     "gradients",
     "integrate",
     "block",
+    "analysis",
+    "models",
+    "data",
+    "training",
+    "reports",
+    "experiments",
+    "demo",
+    "cli",
 )
+#: The package's front page shows what is up to here; parts after it may import it.
+FRONT = "analysis"
 ROOT = Path(nanode.__file__).parent
 
 
 def place(part):
-    """Where a part stands. What is built on the block (analysis, models, …) comes after it."""
-    return ORDER.index(part) if part in ORDER else len(ORDER)
+    """Where a part stands; a name that is no part is one of the front page's."""
+    return ORDER.index(part if part in ORDER else FRONT)
 
 
 def imported(source, module):
@@ -54,16 +64,13 @@ def imported(source, module):
 def violations(source, module):
     """Imports that point to the right, as "importer -> imported"."""
     own = module.split(".")[1] if "." in module else ""
-    if own == "":
-        return []  # the package's front page shows everything
-    known = {path.stem for path in ROOT.iterdir()}
-    wrong = []
-    for part in imported(source, module):
-        # The front page, or a name taken from it, is all parts at once.
-        target = place(part) if part in known else len(ORDER)
-        if part != own and target >= place(own) and place(own) < len(ORDER):
-            wrong.append(f"{module} -> nanode{'.' + part if part else ''}")
-    return wrong
+    if own == "__main__":  # runs the command line
+        own = ORDER[-1]
+    return [
+        f"{module} -> nanode{'.' + part if part else ''}"
+        for part in imported(source, module)
+        if (place(part) > place(own) if own in ("", part) else place(part) >= place(own))
+    ]
 
 
 def files():
@@ -80,8 +87,15 @@ def test_imports_point_to_the_left(path, module):
     assert violations(path.read_text(), module) == []
 
 
-def test_every_part_is_there():
-    assert all((ROOT / part).is_dir() or (ROOT / f"{part}.py").is_file() for part in ORDER)
+def test_every_part_has_its_place():
+    parts = {path.stem for path in ROOT.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert parts - {"__init__", "__main__", "__pycache__"} == set(ORDER)
+
+
+def test_the_readme_shows_that_order():
+    tree = (ROOT.parent / "README.md").read_text().split("```\nnanode/\n")[1].split("tests/")[0]
+    shown = [line.split()[0].removesuffix("/").removesuffix(".py") for line in tree.splitlines()]
+    assert shown == list(ORDER)
 
 
 # ---- the checker itself
@@ -93,8 +107,17 @@ def test_every_part_is_there():
         ("nanode.bases.constant", "from nanode.stages import Side", []),
         ("nanode.bases.constant", "from nanode.bases.basis import Basis", []),
         ("nanode.block", "from nanode.integrate import solve\nimport torch, numpy", []),
-        ("nanode.analysis.memory", "import nanode\nfrom nanode.block import ODEBlock", []),
+        ("nanode.analysis.memory", "from nanode.block import ODEBlock", []),
         ("nanode", "from nanode.block import ODEBlock", []),
+        ("nanode", "from nanode.analysis import measure_memory", []),
+        ("nanode", "from nanode.models import create", ["nanode.models"]),
+        ("nanode.__main__", "from nanode.cli.app import main", []),
+        ("nanode.training.costs", "from nanode.analysis import measure_memory", []),
+        ("nanode.training.costs", "from nanode import ODEBlock", []),
+        ("nanode.training.costs", "from nanode.reports import tables", ["nanode.reports"]),
+        ("nanode.analysis.survey", "from nanode.training import train", ["nanode.training"]),
+        ("nanode.analysis.survey", "from nanode import ODEBlock", ["nanode.ODEBlock"]),
+        ("nanode.reports.table1", "import nanode.experiments.plan", ["nanode.experiments"]),
         ("nanode.bases.constant", "import nanodes.block\nfrom os import path", []),
         ("nanode.bases.constant", "from nanode.fields import Field", ["nanode.fields"]),
         ("nanode.stages", "import nanode.bases.basis", ["nanode.bases"]),

@@ -3,7 +3,7 @@
 How gradients travel in time: ``state_transition``, ``sensitivity``, ``jacobian_spectrum``,
 ``gradient_norms``, ``growth_rates``, each of the block's ``Steps`` or of its ``Equation``. Weights
 and bases: ``weight_norms``, ``trajectory_spectrum``, ``basis_condition``. All of it on one page:
-``analyse``, ``analyse_run``.
+``analyse``; of a trained run, ``nanode.training.analyse_run``.
 """
 
 from nanode.analysis.conditioning import BasisCondition, basis_condition
@@ -26,7 +26,6 @@ from nanode.analysis.random_weights import (
     chebyshev_figure,
     random_weights,
 )
-from nanode.analysis.runs import analyse_run
 from nanode.analysis.sensitivities import Sensitivity, sensitivity, sensitivity_values
 from nanode.analysis.spectrum import TrajectorySpectrum, trajectory_spectrum
 from nanode.analysis.survey import Effort, analyse
@@ -61,7 +60,6 @@ __all__ = [
     "Transition",
     "WeightNorms",
     "analyse",
-    "analyse_run",
     "basis_condition",
     "chebyshev_figure",
     "check_gradients",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from nanode.analysis.runs import analyse_run
+from nanode.training import analyse_run
 from nanode.training.files import check_writable
 
 

@@ -9,11 +9,17 @@ option alone.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import yaml
 from cyclopts import App, Argument, ArgumentCollection, Token
 from cyclopts.utils import UNSET
 
-from nanode.training.documents import from_mapping, missing_keys, read_document, shipped
+from nanode.training.documents import (
+    from_mapping,
+    missing_keys,
+    put,
+    read_document,
+    read_value,
+    shipped,
+)
 
 Config = Callable[[App, tuple[str, ...], ArgumentCollection], None]
 
@@ -30,7 +36,7 @@ def settings_over_a_base(kind: type[Any], package: str, offline: str) -> Config:
         (settings,) = (argument for argument in arguments if argument.hint is kind)
         for option in settings.children_recursive:
             for keys, value in _given(option):
-                _put(values, keys, value)
+                put(values, keys, value)
             option.tokens.clear()
         if missing := missing_keys(kind, values):
             raise ValueError(
@@ -67,30 +73,3 @@ def _given(option: Argument) -> Iterator[tuple[tuple[str, ...], Any]]:
         found.setdefault(option.keys + token.keys, []).append(value)
     for keys, values in found.items():
         yield keys, values if len(values) > 1 else values[0]
-
-
-def _put(values: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
-    *path, last = keys
-    for n, key in enumerate(path, 1):
-        values = values.setdefault(key, {})
-        if not isinstance(values, dict):
-            raise ValueError(f"{'.'.join(path[:n])} is {values!r}, it can't have {'.'.join(keys)}")
-    values[last] = value
-
-
-def read_value(text: str) -> Any:
-    """A value as people write it in YAML; what is no YAML is text.
-
-    >>> [read_value(text) for text in ("3", "4e-1", "null", "true", "coupled-euler", "a: b: c")]
-    [3, 0.4, None, True, 'coupled-euler', 'a: b: c']
-    """
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    if isinstance(value, str):
-        try:
-            return float(value)  # PyYAML takes 4e-1 for a word
-        except ValueError:
-            pass
-    return value

@@ -12,6 +12,7 @@ from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, rep
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
+from nanode.training.documents import read_value
 from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.video import VideoMetrics
 
@@ -139,14 +140,11 @@ def _line(outcome: Outcome) -> dict[str, Any]:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """``key=value``, the value as in JSON, or else a word."""
+    """``key=value``, the value as in a YAML file."""
     key, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
+    return key, read_value(value)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,8 +27,8 @@ from nanode.training.video.setup import load_clips
 
 #: What a run that is over doesn't need any more; its record and its journal stay.
 LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
-#: After runs of so many models in a row that broke off the next would too: a device in a bad state,
-#: say. A single model may be too large on every data set.
+#: Give up once runs of so many different models in a row broke off: the device is probably in a bad
+#: state. A single model may just be too large, on every data set.
 HOPELESS = 2
 
 
@@ -85,20 +85,6 @@ def reproduce(
     _complain(broken)
 
 
-def outcomes(
-    planned: Iterable[Planned],
-    root: str | Path,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    overrides: Mapping[str, Any] | None = None,
-    prune: bool = False,
-) -> Iterator[Outcome]:
-    """Carry out planned runs until all are over, or until ``stop()`` is true."""
-    broken: dict[str, str] = {}
-    yield from _outcomes(planned, root, stop, overrides or {}, prune, broken)
-    _complain(broken)
-
-
 def _outcomes(
     planned: Iterable[Planned],
     root: str | Path,
@@ -106,9 +92,12 @@ def _outcomes(
     changes: Mapping[str, Any],
     prune: bool,
     broken: dict[str, str],
-    trained: Callable[[], object] = lambda: None,
+    trained: Callable[[], object],
 ) -> Iterator[Outcome]:
-    """The same; runs that break off are noted in ``broken``, with the reason."""
+    """Carry out planned runs until all are over, or until ``stop()`` is true.
+
+    Those that break off are noted in ``broken``, with the reason.
+    """
     runs = [replace(run, config=changed(run.config, changes)) for run in planned]
     # All folders and data are looked at first: what doesn't fit shows before anything is trained.
     ended = {run.name for run in runs if over(run, root)}

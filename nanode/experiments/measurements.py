@@ -114,7 +114,7 @@ class _Coarse:
     def accuracy(self, model: nn.Module, images: Images) -> float:
         """On some images, by stored statistics."""
         batches = evaluation_batches(self.config, images)
-        return score(model, model, batches, self.fabric.autocast()).accuracy
+        return score(model, batches, self.fabric.autocast()).accuracy
 
 
 #: By name: finds plain values out about the finished run in a folder.

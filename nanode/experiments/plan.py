@@ -11,7 +11,7 @@ from nanode.models.rows import buckets_of
 from nanode.reports.records import find_record_of
 from nanode.training import RunRecord, TrainConfig, recipe
 from nanode.training.config import Settings, differences
-from nanode.training.documents import from_mapping
+from nanode.training.documents import from_mapping, put
 from nanode.training.video import VideoConfig, VideoRecord
 from nanode.values import check_choice, checked_count
 
@@ -183,11 +183,5 @@ def changed(config: C, changes: Mapping[str, Any]) -> C:
     """
     plain = config.as_dict()
     for key, value in changes.items():
-        place = plain
-        *path, last = key.split(".")
-        for part in path:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise ValueError(f"unknown key {key!r}: {part!r} has no keys of its own")
-        place[last] = value
+        put(plain, key.split("."), value)
     return from_mapping(type(config), plain, "the changed configuration")

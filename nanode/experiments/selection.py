@@ -43,9 +43,9 @@ def best(
 ) -> Candidate | None:
     """The candidate with the highest validation accuracy, the first of equals.
 
-    If it is told of how many images, it is the first of all unless another is ahead of that one by
-    more than its standard error. None as long as one of the runs isn't over as it is planned, or if
-    all of them failed.
+    With ``images``, the number of images that accuracies are of, the first candidate wins unless
+    another leads it by more than the standard error. None as long as one of the runs isn't over as
+    it is planned, or if all of them failed.
     """
     if root is None:
         return None

@@ -6,6 +6,7 @@
 >>> train(config, "runs/example")  # doctest: +SKIP
 """
 
+from nanode.training.analysis import analyse_run
 from nanode.training.config import (
     AugmentConfig,
     OptimizerConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "Score",
     "Times",
     "TrainConfig",
+    "analyse_run",
     "evaluate",
     "load_config",
     "load_model",

@@ -20,11 +20,11 @@ from nanode.fields import BatchNorm
 @torch.no_grad()
 def calibrate(
     model: nn.Module, forward: Callable[[Tensor], object], batches: Iterable[Tensor]
-) -> int:
-    """Replace the statistics of every norm by their means over these batches; returns how many.
+) -> None:
+    """Replace the statistics of every norm by their means over these batches.
 
-    ``forward`` is what is called: the model itself, its compiled form, or a function that calls it.
-    Random layers are off.
+    ``forward`` is what is called: the model itself, or a function that calls it. Random layers are
+    off.
     """
     norms = [
         part
@@ -33,7 +33,7 @@ def calibrate(
         or (isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats)
     ]
     if not norms:
-        return 0
+        return
     if any(norm.momentum == 0 for norm in norms):
         raise ValueError("a norm of momentum 0 ignores every batch; give it a momentum above 0")
     was_training = model.training
@@ -62,7 +62,6 @@ def calibrate(
         assert statistic is not None
         statistic.copy_(total / count)
     model.train(was_training)
-    return count
 
 
 @contextmanager

@@ -5,8 +5,8 @@ A text below a field says what it is for; the command line shows it as the optio
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self, cast
 
 from nanode.values import (
     check_choice,
@@ -33,23 +33,61 @@ NEUTRAL = (
     "compile",
     "options.compile",
 )
-#: Gradient methods that compute one and the same by other means; without a name it is the first.
+#: Methods that give the same gradients, so that the halves of a run may differ in them; None is
+#: the first of them.
 ALIKE = (None, "backprop", "checkpointed")
 
 
-class Settings(Protocol):
-    """What the configuration of every kind of run has."""
+class Settings:
+    """What the configuration of every kind of run has, and how it is checked.
 
-    @property
-    def device(self) -> str:
-        """``auto``, ``cpu`` or ``cuda``."""
+    Each kind is a dataclass and declares these among its own fields, in the order of its files.
+    """
 
-    @property
-    def precision(self) -> str:
-        """One of ``PRECISIONS``."""
+    data: str
+    model: str
+    options: dict[str, Any]
+    seed: int
+    batch_size: int
+    precision: str
+    clip: float | None
+    calibration: int
+    compile: bool
+    channels_last: bool
+    data_root: str | None
+    device: str
+    checkpoint_every: int | None
+    tensorboard: bool
+    progress: bool
+
+    def __post_init__(self) -> None:
+        check_name("data", self.data)
+        check_name("model", self.model)
+        check_keywords("options", self.options)
+        check_seed("seed", self.seed)
+        check_count("batch_size", self.batch_size)
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=0)
+        check_count("calibration", self.calibration, least=0)
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        if self.checkpoint_every is not None:
+            check_count("checkpoint_every", self.checkpoint_every)
+        for name in ("compile", "channels_last", "tensorboard", "progress"):
+            check_flag(name, getattr(self, name))
+
+    def placed(self, device: str | None, data_root: str | None) -> Self:
+        """The same on another machine; None keeps what it says."""
+        given = {"device": device, "data_root": data_root}
+        changes = {name: value for name, value in given.items() if value is not None}
+        moved: Self = replace(cast("Any", self), **changes)
+        return moved
 
     def as_dict(self) -> dict[str, Any]:
-        """Nested plain values."""
+        """Nested plain values, as written to YAML and JSON."""
+        values = asdict(cast("Any", self))  # every kind is a dataclass
+        plain: dict[str, Any] = json.loads(json.dumps(values))
+        return plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +195,7 @@ class PenaltyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Everything that decides a run.
 
     >>> config = TrainConfig(data="digits", model="auto", preset="tiny", batch_size=64)
@@ -222,26 +260,17 @@ class TrainConfig:
     """Show how far the run is."""
 
     def __post_init__(self) -> None:
-        for name in ("data", "model", "preset"):
-            check_name(name, getattr(self, name))
-        check_keywords("options", self.options)
-        check_seed("seed", self.seed)
-        for name in ("epochs", "batch_size", "log_every"):
+        super().__post_init__()
+        check_name("preset", self.preset)
+        for name in ("epochs", "log_every"):
             check_count(name, getattr(self, name))
-        check_count("calibration", self.calibration, least=0)
-        check_choice("precision", self.precision, PRECISIONS)
         check_choice("select", self.select, ("last", "best"))
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
         check_number("label_smoothing", self.label_smoothing, least=0, below=1)
-        if self.clip is not None:
-            check_number("clip", self.clip, above=0)
         if self.average is not None:
             check_number("average", self.average, least=0, below=1)
-        if self.checkpoint_every is not None:
-            check_count("checkpoint_every", self.checkpoint_every)
         if self.validation is not None:
             check_count("validation", self.validation, least=0)
-        for name in ("test", "compile", "channels_last", "profile", "tensorboard", "progress"):
+        for name in ("test", "profile"):
             check_flag(name, getattr(self, name))
         if self.validation == 0 and self.select == "best":
             raise ValueError('select: best needs held-out images, got validation: 0; use "last"')
@@ -249,11 +278,6 @@ class TrainConfig:
             raise ValueError(
                 "a run with validation: 0 and test: false measures nothing; allow one of the two"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Nested plain values, as written to YAML and JSON."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:

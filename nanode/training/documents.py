@@ -1,7 +1,7 @@
 """Configurations as YAML: read with the file and the key in every message, written, shipped."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
@@ -56,6 +56,29 @@ def parse_document(kind: type[T], text: str, where: str) -> T:
     except yaml.YAMLError as why:
         raise ValueError(f"{where} is no YAML: {why}") from why
     return from_mapping(kind, document, where)
+
+
+def read_value(text: str) -> Any:
+    """A single value as it stands in a YAML file; what is no YAML is text.
+
+    >>> [read_value(text) for text in ("3", "4e-1", "null", "true", "coupled-euler", "a: b: c")]
+    [3, 0.4, None, True, 'coupled-euler', 'a: b: c']
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return text
+
+
+def put(document: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Set the value at nested keys, in place; mappings that are missing are made."""
+    *path, last = keys
+    for n, key in enumerate(path, 1):
+        document = document.setdefault(key, {})
+        if not isinstance(document, dict):
+            here, all_keys = ".".join(path[:n]), ".".join(keys)
+            raise ValueError(f"{here} is {document!r}, it can't have {all_keys}")
+    document[last] = value
 
 
 def recipe_names(package: str = "nanode.training") -> list[str]:
@@ -173,6 +196,8 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 # PyYAML follows YAML 1.1, where 5e-4 is a word.
 _Loader.add_implicit_resolver(
-    "!exponent", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "!exponent",
+    re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 _Loader.add_constructor("!exponent", _number)

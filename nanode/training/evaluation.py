@@ -22,13 +22,8 @@ class Score:
 
 
 @torch.no_grad()
-def score(
-    model: nn.Module,
-    forward: nn.Module,
-    batches: Batches,
-    autocast: AbstractContextManager[object],
-) -> Score:
-    """Loss and accuracy over all batches; ``forward`` is the model or its compiled form."""
+def score(model: nn.Module, batches: Batches, autocast: AbstractContextManager[object]) -> Score:
+    """Loss and accuracy over all batches."""
     was_training = model.training
     model.eval()
     device = batches.data.device
@@ -36,7 +31,7 @@ def score(
     right = torch.zeros((), dtype=torch.int64, device=device)
     with autocast:
         for images, labels in _padded(batches):
-            logits = forward(images)[: len(labels)].float()
+            logits = model(images)[: len(labels)].float()
             loss += F.cross_entropy(logits, labels, reduction="sum").double()
             right += (logits.argmax(1) == labels).sum()
     model.train(was_training)

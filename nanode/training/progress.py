@@ -25,7 +25,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
-        """The same again."""
+        """What ``state`` was taken of."""
         return cls(**state | {"curves": [Epoch(**point) for point in state["curves"]]})
 
 

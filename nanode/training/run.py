@@ -11,7 +11,6 @@ final.safetensors  the weights that the final metrics belong to
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +78,7 @@ def evaluate(
     """
     check_choice("split", split, ("train", "validation", "test"))
     model, config = load_model(run_folder)
-    config = replace(
-        config,
-        device=config.device if device is None else device,
-        data_root=config.data_root if data_root is None else data_root,
-    )
+    config = config.placed(device, data_root)
     fabric = make_fabric(config)
     model = model.to(fabric.device)
     data = load_data(config)
@@ -94,7 +89,7 @@ def evaluate(
     # On a CPU compiling takes longer than it saves.
     plain = uncompiled(flows(model).values()) if fabric.device.type == "cpu" else nullcontext()
     with plain:
-        return score(model, model, batches, fabric.autocast())
+        return score(model, batches, fabric.autocast())
 
 
 def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:

@@ -51,7 +51,7 @@ class Setup:
         """The model as it is on some images."""
         batches = evaluation_batches(self.config, images)
         # Not compiled, as below, and as whoever evaluates the run later.
-        return score(self.model, self.model, batches, self.fabric.autocast())
+        return score(self.model, batches, self.fabric.autocast())
 
     def calibrate(self, at_most: int | None = None) -> None:
         """Find the norms' statistics anew, for the weights as they are."""

@@ -6,8 +6,9 @@ from typing import Annotated
 import pytest
 from cyclopts import App, Parameter
 
-from nanode.cli.settings import read_value, settings_over_a_base
+from nanode.cli.settings import settings_over_a_base
 from nanode.training import TrainConfig, recipe
+from nanode.training.documents import read_value
 
 app = App(result_action="return_value", exit_on_error=False, print_error=False)
 
@@ -105,7 +106,10 @@ def test_a_wrong_key_in_a_file_is_named_with_the_file(quick):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-3", 1e-3), ("-2", -2), ("false", False), ("~", None), ("[1, 2]", [1, 2]), ("", None)],
+    [
+        *[("1e-3", 1e-3), ("-2", -2), (".5e1", 5.0), ("1.e2", 100.0), ("{a: 1e-3}", {"a": 1e-3})],
+        *[("false", False), ("~", None), ("[1, 2]", [1, 2]), ("", None), ("a: b: c", "a: b: c")],
+    ],
 )
 def test_values_are_read_as_in_yaml(text, value):
     assert read_value(text) == value

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
-from nanode.experiments.execution import outcomes
 from nanode.training import RunRecord
 from nanode.training.loop import Loop
-from tests.experiments.runs import execute
+from tests.experiments.runs import execute, outcomes
 
 pytestmark = pytest.mark.usefixtures("perceptron")
 

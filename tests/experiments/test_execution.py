@@ -11,11 +11,11 @@ import torch
 import nanode.training.run
 from nanode.data import DataError
 from nanode.experiments import Options, Planned, execution, reproduce
-from nanode.experiments.execution import BrokenOff, matches, outcomes, until
+from nanode.experiments.execution import BrokenOff, matches, until
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.training import OptimizerConfig, RunRecord, train
 from nanode.training.loop import Loop
-from tests.experiments.runs import execute
+from tests.experiments.runs import execute, outcomes
 
 pytestmark = pytest.mark.usefixtures("perceptron")
 

@@ -21,7 +21,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 def test_means_over_batches(momentum):
     model = nn.BatchNorm1d(4, momentum=momentum).eval()
     model(batches()[0])
-    assert calibrate(model, model, batches()) == 5
+    calibrate(model, model, batches())
     mean = torch.stack([x.mean(0) for x in batches()]).mean(0)
     var = torch.stack([x.var(0) for x in batches()]).mean(0)
     torch.testing.assert_close(model.running_mean, mean, **CLOSE)
@@ -52,7 +52,11 @@ def test_random_layers_are_off():
 
 
 def test_nothing_to_do():
-    assert calibrate(nn.Linear(4, 4), nn.Linear(4, 4), batches()) == 0
+    def unread():
+        raise AssertionError("no norm, no batch")
+        yield
+
+    calibrate(nn.Linear(4, 4), nn.Linear(4, 4), unread())
 
 
 def test_refuses_what_it_can_not_do():

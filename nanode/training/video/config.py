@@ -1,20 +1,15 @@
 """The configuration of a video run."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nanode.training import documents
-from nanode.training.config import PRECISIONS, OptimizerConfig, ScheduleConfig
+from nanode.training.config import OptimizerConfig, ScheduleConfig, Settings
 from nanode.values import (
-    check_choice,
     check_count,
-    check_flag,
     check_keywords,
-    check_name,
     check_number,
-    check_seed,
 )
 
 _PACKAGE = "nanode.training.video"
@@ -50,7 +45,7 @@ class VideoScheduleConfig(ScheduleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoConfig:
+class VideoConfig(Settings):
     """Everything that decides a video run.
 
     >>> VideoConfig(data="moving-digits", steps=100, n_past=0)
@@ -112,33 +107,16 @@ class VideoConfig:
     """Show how far the run is."""
 
     def __post_init__(self) -> None:
-        for name in ("data", "model"):
-            check_name(name, getattr(self, name))
-        for name in ("data_options", "options"):
-            check_keywords(name, getattr(self, name))
-        check_seed("seed", self.seed)
-        for name in (
-            "n_past",
-            "n_future",
-            "batch_size",
-            "test_clips",
-            "evaluate_every",
-            "point_every",
-        ):
+        super().__post_init__()
+        check_keywords("data_options", self.data_options)
+        for name in ("n_past", "n_future", "test_clips", "evaluate_every", "point_every"):
             check_count(name, getattr(self, name))
         check_beyond("n_eval", self.n_eval, self.n_past)
-        check_count("calibration", self.calibration, least=0)
         check_number("beta", self.beta, above=0)
-        for name in ("steps", "checkpoint_every"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        for name in ("minutes", "clip"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above=0)
-        check_choice("precision", self.precision, PRECISIONS)
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
-        for name in ("compile", "channels_last", "tensorboard", "progress"):
-            check_flag(name, getattr(self, name))
+        if self.steps is not None:
+            check_count("steps", self.steps)
+        if self.minutes is not None:
+            check_number("minutes", self.minutes, above=0)
         if self.steps is None and self.minutes is None:
             raise ValueError("a run needs an end: set steps, minutes, or both")
         if self.schedule.name != "constant" and self.steps is None:
@@ -151,11 +129,6 @@ class VideoConfig:
     def length(self) -> int:
         """Frames of a training clip."""
         return self.n_past + self.n_future
-
-    def as_dict(self) -> dict[str, Any]:
-        """Nested plain values, as written to YAML and JSON."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
 
 
 def check_beyond(name: str, value: int, n_past: int) -> None:

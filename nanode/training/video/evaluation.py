@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,7 @@ def open_task(
     check_choice("split", split, ("train", "test"))
     checked_count("seed", seed, least=0)
     model, config = load_video_model(run_folder)
-    config = replace(
-        config,
-        device=config.device if device is None else device,
-        data_root=config.data_root if data_root is None else data_root,
-    )
+    config = config.placed(device, data_root)
     given = config.n_past if n_past is None else n_past
     frames = max(config.n_eval, given + 1) if length is None else length
     checked_count("n_past", given)

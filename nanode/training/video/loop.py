@@ -39,7 +39,7 @@ class VideoProgress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "VideoProgress":
-        """The same again."""
+        """What ``state`` was taken of."""
         points = {name: [Point(**point) for point in state[name]] for name in ("curves", "tests")}
         return cls(**state | points)
 

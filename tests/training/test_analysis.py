@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from nanode.analysis import Analysis, Effort, analyse_run
+from nanode.analysis import Analysis, Effort
 from nanode.cli.analyse import command
 from nanode.data.video import VideoData
 from nanode.data.video.clips import StoredClips
-from nanode.training import TrainConfig, load_model, train
+from nanode.training import TrainConfig, analyse_run, load_model, train
 from nanode.training.video import VideoConfig, train_video
 
 

@@ -10,6 +10,11 @@ from torch import Tensor, nn
 
 from nanode.analysis.page import Analysis
 from nanode.analysis.survey import Effort, analyse
+from nanode.training.run import load_model
+from nanode.training.setup import evaluation_batches, load_data, make_fabric
+from nanode.training.video import is_video_run, load_video_model
+from nanode.training.video.loss import loss_terms
+from nanode.training.video.setup import load_clips
 from nanode.values import checked_count
 
 
@@ -30,25 +35,23 @@ def analyse_run(
     default the run's. The page and its numbers go into ``out``, by default the folder ``analysis``
     of the run.
     """
-    from nanode.training.video import is_video_run  # only here: training is built on all else
-
     folder = Path(run_folder)
     samples = checked_count("samples", samples, least=1)
     target = folder / "analysis" if out is None else Path(out)
     look = _video if is_video_run(folder) else _images
-    given = {"device": device, "data_root": data_root}
-    here = {name: value for name, value in given.items() if value is not None}
-    return look(folder, target, samples, here, effort)
+    return look(folder, target, samples, device, data_root, effort)
 
 
 def _images(
-    folder: Path, out: Path, samples: int, here: dict[str, str], effort: Effort | None
+    folder: Path,
+    out: Path,
+    samples: int,
+    device: str | None,
+    data_root: str | None,
+    effort: Effort | None,
 ) -> Analysis:
-    from nanode.training import load_model
-    from nanode.training.setup import evaluation_batches, load_data, make_fabric
-
     model, config = load_model(folder)
-    config = replace(config, **here)  # type: ignore[arg-type]
+    config = config.placed(device, data_root)
     place = make_fabric(config).device
     data = load_data(config)
     images = data.train if data.validation is None else data.validation
@@ -62,15 +65,15 @@ def _images(
 
 
 def _video(
-    folder: Path, out: Path, samples: int, here: dict[str, str], effort: Effort | None
+    folder: Path,
+    out: Path,
+    samples: int,
+    device: str | None,
+    data_root: str | None,
+    effort: Effort | None,
 ) -> Analysis:
-    from nanode.training.setup import make_fabric
-    from nanode.training.video import load_video_model
-    from nanode.training.video.loss import loss_terms
-    from nanode.training.video.setup import load_clips
-
     model, config = load_video_model(folder)
-    config = replace(config, **here)  # type: ignore[arg-type]
+    config = config.placed(device, data_root)
     place = make_fabric(config).device
     clips = load_clips(config, place).train
     frames = clips.frames(torch.arange(min(samples, len(clips))), config.length)
