@@ -26,6 +26,7 @@ def command(
     out: Path | None = None,
     data_root: str | None = None,
     minutes: float | None = None,
+    report_only: bool = False,
 ) -> None:
     """Carry out an experiment of the paper and report on it.
 
@@ -49,6 +50,8 @@ def command(
         The folder of the data sets; by default the one that NANODE_DATA names, or the user's cache.
     minutes
         Stop after so long; what is there so far is reported.
+    report_only
+        Train nothing: report on the runs that are there.
     """
     if name is None:
         for known, about in EXPERIMENTS.items():
@@ -62,7 +65,8 @@ def command(
     broken: Exception | None = None
     with asked_to_stop() as asked:
         try:
-            for outcome in reproduce(experiment, root, options, minutes=minutes, asked=asked):
+            runs = reproduce(experiment, root, options, minutes=minutes, asked=asked)
+            for outcome in () if report_only else runs:
                 if outcome.new:
                     print(_line(outcome), flush=True)
         except (BrokenOff, DataError, OSError) as why:  # what is there is reported all the same

@@ -16,7 +16,7 @@ from nanode.block import flows
 from nanode.experiments.plan import Options, Planned
 from nanode.models import create
 from nanode.reports.markdown import table, write_page
-from nanode.training.environment import commit, hardware, versions
+from nanode.training.environment import provenance
 from nanode.training.files import write_text
 
 #: Model, solver and gradient; the first is what the others are compared with.
@@ -62,16 +62,8 @@ def measure(options: Options) -> dict[str, Any]:
             x = torch.randn(batch, next(net.stem.parameters()).shape[0], side, side, device=device)
             row = {"model": model, "solver": solver, "gradient": gradient, "evaluations": steps}
             rows.append(row | asdict(measure_memory(block, x)))
-    at, modified = commit()
-    return {
-        "state": [batch, *x.shape[1:]],
-        "precision": "float32",
-        "hardware": hardware(device),
-        "versions": versions(),
-        "commit": at,
-        "modified": modified,
-        "rows": rows,
-    }
+    about = {"state": [batch, *x.shape[1:]], "precision": "float32"}
+    return about | provenance(device) | {"rows": rows}
 
 
 def measured_once(

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,6 @@ FIGURE = "figure-video"
 STOCHASTIC, DETERMINISTIC, BAIR = "moving-mnist", "moving-mnist-deterministic", "bair"
 
 
-def measure_clips(folder: Path) -> dict[str, Any]:
-    """PSNR and SSIM against the horizon as published, and a film beside."""
-    return _measured(folder, sequences=256, samples=100)
-
-
-def measure_some_clips(folder: Path) -> dict[str, Any]:
-    """The same on fewer clips."""
-    return _measured(folder, sequences=64, samples=20)
-
-
-def measure_few_clips(folder: Path) -> dict[str, Any]:
-    """The same in a second on a CPU."""
-    return _measured(folder, sequences=2, samples=2)
-
-
 def measure_prediction(folder: Path) -> dict[str, Any]:
     """What has one right answer, on as many clips as others report: the official ones if there."""
     root = data_root(VideoRecord.load(folder / "run.json").config.data_root)
@@ -67,6 +53,7 @@ def measure_prediction(folder: Path) -> dict[str, Any]:
 def _measured(
     folder: Path, sequences: int, samples: int, data: str | None = None
 ) -> dict[str, Any]:
+    """PSNR and SSIM against the horizon, and a film beside."""
     found = evaluate_video(folder, sequences=sequences, samples=samples, data=data)
     with suppress(ImportError):  # numbers that took hours are not lost for want of Pillow
         generate(folder, folder / FILM, sequences=3, scale=1, samples=min(samples, 20))
@@ -76,9 +63,9 @@ def _measured(
 #: By budget, what is measured once a run is over.
 MEASURES = {"short": "some-clips", "full": "clips", "tiny": "few-clips"}
 MEASUREMENTS |= {
-    "clips": measure_clips,
-    "some-clips": measure_some_clips,
-    "few-clips": measure_few_clips,
+    "clips": partial(_measured, sequences=256, samples=100),  # as published
+    "some-clips": partial(_measured, sequences=64, samples=20),
+    "few-clips": partial(_measured, sequences=2, samples=2),  # a second on a CPU
     "prediction": measure_prediction,
 }
 

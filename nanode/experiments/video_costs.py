@@ -15,7 +15,7 @@ from nanode.experiments.plan import Options, changed
 from nanode.experiments.video import MODELS
 from nanode.reports.markdown import table
 from nanode.reports.paper import TABLE2
-from nanode.training.environment import commit, hardware, versions
+from nanode.training.environment import provenance
 from nanode.training.video import VideoConfig
 from nanode.training.video.costs import measure_video_costs
 from nanode.training.video.setup import prepare
@@ -49,14 +49,7 @@ def measure(options: Options) -> dict[str, Any]:
                 row: dict[str, Any] = {"model": model, "width": width, "gradient": gradient}
                 row |= asdict(measure_video_costs(prepare(config)))
                 rows.append(row | {"steps_per_second": _steps_per_second(config)})
-    at, modified = commit()
-    return {
-        "hardware": hardware(torch.device(device)),
-        "versions": versions(),
-        "commit": at,
-        "modified": modified,
-        "rows": rows,
-    }
+    return provenance(torch.device(device)) | {"rows": rows}
 
 
 def _steps_per_second(config: VideoConfig) -> float:

@@ -60,6 +60,17 @@ def commit() -> tuple[str | None, bool | None]:
         return os.environ.get("NANODE_COMMIT"), None
 
 
+def provenance(device: torch.device) -> dict[str, Any]:
+    """What a measurement says of where it was made: hardware, versions, commit."""
+    at, modified = commit()
+    return {
+        "hardware": hardware(device),
+        "versions": versions(),
+        "commit": at,
+        "modified": modified,
+    }
+
+
 def now() -> str:
     """The time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -59,6 +59,14 @@ def test_runs_then_reports_and_repeats_nothing(give, tmp_path):
     assert "pair/seed1 is finished" in again
 
 
+def test_only_a_report(give, tmp_path):
+    status, out, _ = give("--report-only")
+    assert status == 0
+    assert "nothing yet" in out
+    assert "Runs still to come: 2" in out
+    assert not (tmp_path / "runs" / "pair").exists()
+
+
 def test_stopped_by_the_clock(give):
     status, out, _ = give("--minutes", "1e-9")
     assert status == 0
