@@ -14,12 +14,12 @@ from pathlib import Path
 from nanode.experiments.measurements import measured
 from nanode.experiments.plan import Options, Planned, changed, configured, read_recipe, standing
 from nanode.experiments.table1 import choice, own, shared
-from nanode.reports.claims import Claim, judge
+from nanode.reports.claims import WORDS, Claim, judge
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
-from nanode.reports.statistics import Spread
+from nanode.reports.statistics import Noise, Spread, pooled
 from nanode.reports.table1 import TITLES
 
 TRAIN_ORDERS = (1, 2, 4, 8, 16, 30)
@@ -68,7 +68,7 @@ class OrderTrain:
             f"How well K = 100 evaluations fit the training images of {TITLES[options.main]} after "
             f"{TRAIN_EPOCHS} epochs without augmentation or label smoothing: final weights in eval "
             "mode on the images trained on. Seed 0. With one learning rate for all orders, higher "
-            "ones take larger steps as well, so that two rates are shown.",
+            f"ones take larger steps as well, so that two rates are shown. {WORDS}",
             standing(self.plan(options, root), root, options),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "learning rate", *(name for name, _ in FITS.values()), "run"], rows),
@@ -98,7 +98,7 @@ class OrderTest:
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, with its numbers in a table."""
-        panels, parts = [], []
+        panels, parts, noise = [], [], None
         for column, about in COLUMNS.items():
             models = models_of(column, options)
             cells = {model: _test_cell(root, model, options, column) for model in models}
@@ -106,12 +106,14 @@ class OrderTest:
             panels.append(
                 _test_panel(cells, orders, f"K = 10, {column.replace('own', 'own best')}")
             )
-            parts += [f"## {about}", *_test_parts(cells, orders)]
+            # A column of single seeds varies as the one before.
+            noise = pooled(cell.accuracy for cell in cells.values()) or noise
+            parts += [f"## {about}", *_test_parts(cells, orders, noise)]
         intro = (
             f"Test accuracy on {TITLES[options.main]} at K = 10, by the recipe of Table 1, "
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
             "T-NANODE ahead of B-NANODE for every order below the number of steps. Of one order T "
-            "has more to learn: 2d + 1 coefficients a weight, where B has d."
+            f"has more to learn: 2d + 1 coefficients a weight, where B has d. {WORDS}"
         )
         bases = ("t-nanode-10", "b-nanode-10", *LINES)
         undecided = any(choice(model, options, root) is None for model in bases)
@@ -273,17 +275,17 @@ def _test_panel(cells: Mapping[str, Cell], orders: Sequence[int], title: str) ->
     )
 
 
-def _test_parts(cells: Mapping[str, Cell], orders: Sequence[int]) -> list[str]:
+def _test_parts(cells: Mapping[str, Cell], orders: Sequence[int], noise: Noise | None) -> list[str]:
     means = {model: cell.accuracy for model, cell in cells.items()}
     rows = []
     for order in orders:
         t, b = f"t-nanode-{order}", f"b-nanode-{order}"
-        verdict = judge(Claim("T outperforms B", (t,), (b,)), means)
+        verdict = judge(Claim("T outperforms B", (t,), (b,)), means, noise)
         rows.append([order, cells[t], cells[b], verdict])
     lines = [[model, cells[model]] for model in LINES]
-    words = [f"The paper: {GROWTH.text}: {judge(GROWTH, means)}."]
+    words = [f"The paper: {GROWTH.text}: {judge(GROWTH, means, noise)}."]
     if {*EQUALS.better, *EQUALS.worse} <= set(means):
-        words.append(f"{EQUALS.text}: {judge(EQUALS, means)}.")
+        words.append(f"{EQUALS.text}: {judge(EQUALS, means, noise)}.")
     return [
         table(["order", "T-NANODE", "B-NANODE", "T ahead of B"], rows),
         " ".join(words),

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nanode.reports.statistics import Spread
+from nanode.reports.statistics import Noise, Spread, pooled
 
 NOT_MEASURED = "not measured"
 #: What the words of a verdict mean.
 WORDS = (
-    "“Within the spread”: no larger than √(s₁² + s₂²) of the two standard deviations, which "
-    "decides nothing; “one seed”: the spread of one side isn't known."
+    "“Within the spread”, which decides nothing: no larger than t·s·√(1/n₁ + 1/n₂) for n₁ and n₂ "
+    "seeds, with the standard deviation s of all rows of a column that have several seeds together "
+    "and Student's t for 95 %. “For it” and “against it”: s isn't known."
 )
 
 
@@ -30,28 +31,36 @@ class Verdict:
 
     #: The smallest lead of a better model over a worse one, in points; None if not measured.
     margin: float | None
-    #: None if it can't be said: not measured, or within the spread.
+    #: None if it can't be said: not measured, within the spread, or no spread is known.
     held: bool | None
-    #: Whether the margin is no larger than the spread of the difference, over seeds.
-    within_spread: bool = False
-    #: Whether one of the two has a single seed, whose spread nobody knows.
+    #: Whether the margin is no larger than chance makes it; None if nobody knows.
+    within_spread: bool | None = None
+    #: Whether one of the two has a single seed.
     single: bool = False
 
     def __str__(self) -> str:
         if self.margin is None:
             return NOT_MEASURED
         word = {True: "held", False: "**did not hold**", None: "undecided"}[self.held]
+        if self.within_spread is None and self.margin:
+            word = "for it" if self.margin > 0 else "against it"
         unsure = ", within the spread" if self.within_spread else ""
         few = ", one seed" if self.single else ""
         return f"{word} ({self.margin:+.2f}{unsure}{few})"
 
 
-def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
+def judge(
+    claim: Claim, measured: Mapping[str, Spread | None], noise: Noise | None = None
+) -> Verdict:
     """Whether a claim held for the models of one column.
 
+    ``noise`` is what a run's accuracy varies by, by default as in all that is given.
+
     >>> claim = Claim("T beats Auto", better=("t",), worse=("auto",))
+    >>> print(judge(claim, {"t": Spread(85.0, 0.5, 3), "auto": Spread(82.5, 0.4, 3)}))
+    held (+2.50)
     >>> print(judge(claim, {"t": Spread(85.0, None, 1), "auto": Spread(82.5, None, 1)}))
-    held (+2.50, one seed)
+    for it (+2.50, one seed)
     >>> print(judge(claim, {"t": Spread(85.0, None, 1)}))
     not measured
     """
@@ -62,8 +71,10 @@ def judge(claim: Claim, measured: Mapping[str, Spread | None]) -> Verdict:
     low = min((known[name] for name in claim.better), key=lambda value: value.mean)
     high = max((known[name] for name in claim.worse), key=lambda value: value.mean)
     margin = low.mean - high.mean
-    deviation = ((low.deviation or 0.0) ** 2 + (high.deviation or 0.0) ** 2) ** 0.5
     single = min(low.count, high.count) == 1
-    within = deviation > 0 and abs(margin) <= deviation
-    held = margin >= -deviation if claim.ties else None if within else margin > 0
+    noise = noise or pooled(measured.values())
+    if noise is None:
+        return Verdict(margin, None, None, single)
+    within = abs(margin) <= noise.undecided(low, high)
+    held = within or margin > 0 if claim.ties else None if within else margin > 0
     return Verdict(margin, held, within, single)

@@ -9,6 +9,7 @@ from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import CITATION, CLAIMS, TABLE1, table1_accuracy
 from nanode.reports.records import Cell
 from nanode.reports.settings import provenance, settings, settings_table
+from nanode.reports.statistics import Noise, pooled
 from nanode.training import RunRecord
 
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits"}
@@ -92,8 +93,8 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
     parts = [
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
-        f"the order was reversed). {WORDS} That something brings nothing holds unless its lead is "
-        "beyond the spread."
+        f"the order was reversed). {WORDS} A column without several seeds takes the s of the first "
+        "that has them. That something brings nothing holds unless its lead is beyond the spread."
     ]
     for data in sets:
         shown = [
@@ -101,7 +102,11 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
             for column in columns
             if any(_verdict(claim, column, data) != NOT_MEASURED for claim in CLAIMS)
         ]
-        judged = {claim: [_verdict(claim, column, data) for column in shown] for claim in CLAIMS}
+        noise = {column.title: _noise([column, *columns], data) for column in shown}
+        judged = {
+            claim: [_verdict(claim, column, data, noise[column.title]) for column in shown]
+            for claim in CLAIMS
+        }
         known = {claim: found for claim, found in judged.items() if set(found) - {NOT_MEASURED}}
         rows = [
             [claim.text, _margin(judge(claim, table1_accuracy(data)).margin), *found]
@@ -117,10 +122,16 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
     return parts
 
 
-def _verdict(claim: Claim, column: Column, data: str) -> str:
+def _noise(columns: Sequence[Column], data: str) -> Noise | None:
+    """What accuracies vary by in the first of these columns that has rows of several seeds."""
+    found = (pooled(cell.accuracy for cell in one.cells.get(data, {}).values()) for one in columns)
+    return next((noise for noise in found if noise is not None), None)
+
+
+def _verdict(claim: Claim, column: Column, data: str, noise: Noise | None = None) -> str:
     """What became of a claim in a column, and which of its runs diverged."""
     cells = {name: column.cell(data, name) for name in (*claim.better, *claim.worse)}
-    found = str(judge(claim, {name: cell.accuracy for name, cell in cells.items()}))
+    found = str(judge(claim, {name: cell.accuracy for name, cell in cells.items()}, noise))
     failed = [name for name, cell in cells.items() if cell.failed]
     return f"{found}; failed: {', '.join(failed)}" if failed else found
 

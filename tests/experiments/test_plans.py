@@ -228,12 +228,12 @@ def test_claims_of_the_order_figures(tmp_path, write):
             write(run, test=0.8 + run.config.seed + (run.config.model == "t-nanode-10") / 64)
     train.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-train.md").read_text()
-    assert "better than order 1: **did not hold** (-2.00, one seed)" in text
-    assert "better than the constrained ResNet: held (+8.00, one seed)" in text
+    assert "better than order 1: against it (-2.00, one seed)" in text
+    assert "better than the constrained ResNet: for it (+8.00, one seed)" in text
     assert "**6 of 10 planned runs are over.**" in text
     test.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-test.md").read_text()
-    assert "order 10 of T is more accurate than order 4: held (+1.56, one seed)." in text
+    assert "order 10 of T is more accurate than order 4: for it (+1.56, one seed)." in text
 
 
 def test_steps_to_a_common_accuracy(tmp_path, write):
