@@ -13,6 +13,7 @@ from nanode.fields.swap import with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.gradient import Gradient
+from nanode.gradients.once import refuse_second
 from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import (
     Conditioning,
@@ -153,11 +154,7 @@ class _Guarded(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ctx.snapshot.check()
         _ = ctx.saved_tensors  # raises if one was changed
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "Backsolve gives first derivatives only, and create_graph=True asks for more; use "
-                "gradient=nanode.Backprop()"
-            )
+        refuse_second("Backsolve")
         return (None, None, *grads)
 
 

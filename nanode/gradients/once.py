@@ -1,8 +1,10 @@
 """Derivatives of first order only, and an error for whoever asks for a second.
 
 torch's ``once_differentiable`` raises where the incoming gradient has a graph of its own. Where it
-has none (``y.sum()`` and a penalty on the slope) the result comes out as a constant, and the
-penalty would do nothing, without a word.
+has none (``y.sum()`` and a penalty on the slope) the result would come out as a constant, and the
+penalty do nothing, without a word. Nor can a node be hung behind the result that raises when it is
+differentiated: ``torch.autograd.grad`` passes by what doesn't lead to its inputs. So it is refused
+where such a gradient is asked for, by ``create_graph=True``.
 """
 
 from collections.abc import Callable
@@ -20,23 +22,16 @@ def once(backward: Backward) -> Backward:
 
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            found = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return found
-        return tuple(None if g is None else _End.apply(g.detach().requires_grad_()) for g in found)
+        refuse_second("this gradient method")
+        return backward(ctx, *grads)
 
     return wrapped
 
 
-class _End(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.view_as(grad)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+def refuse_second(method: str) -> None:
+    """Raise in a backward pass whose results are to have a graph of their own."""
+    if torch.is_grad_enabled():
         raise RuntimeError(
-            "this gradient method gives first derivatives only, and a second was asked for; use "
+            f"{method} gives first derivatives only, and create_graph=True asks for more; use "
             "gradient=nanode.Backprop() with compile=False"
         )

@@ -56,6 +56,11 @@ class Recomputing(Gradient):
 
     def _recorded(self, problem: Problem, x: State) -> list[State]:
         """The solve as one autograd node, which no tracer can look into."""
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                f"torch.func's transforms (vmap, grad, jvp, …) can't look into a solve with "
+                f"{type(self).__name__}; use gradient=nanode.Backprop()"
+            )
         plan = problem.plan
         # Frozen ones too: they must be found unchanged, or lent again, in the backward pass.
         parameters = own_parameters(plan.field)

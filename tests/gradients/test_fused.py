@@ -411,6 +411,5 @@ def test_second_derivatives_are_refused():
         bottleneck_field("moving"), 3, gradient=Compiled(nanode.Backprop(), fused=True)
     )
     x = torch.randn(2, 16, 4, 4, requires_grad=True)
-    (slope,) = torch.autograd.grad(block(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):
-        slope.square().sum().backward()
+        torch.autograd.grad(block(x).sum(), x, create_graph=True)

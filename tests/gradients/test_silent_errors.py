@@ -299,10 +299,12 @@ def test_double_backward_is_an_error(gradient, solver):
     block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
     # Linear and not: in the first case what flows into the solve has no graph of its own.
     for loss in (torch.sum, lambda y: y.square().sum()):
-        (slope,) = torch.autograd.grad(loss(block(x, between)), x, create_graph=True)
-        penalised = block(x, between).sum() + slope.square().sum()
         with pytest.raises(RuntimeError, match=r"first derivatives only.*Backprop"):
-            penalised.backward()
+            torch.autograd.grad(loss(block(x, between)), x, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"first derivatives only.*Backprop"):
+            loss(block(x, between)).backward(create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.functional.hessian(lambda x: block(x, between).sum(), x)
 
 
 def test_double_backward_is_backprops():
@@ -316,10 +318,13 @@ def test_double_backward_is_backprops():
 def test_transforms_are_refused_by_recomputing_methods(gradient, solver):
     block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
     x = inputs()[0].detach()
-    with pytest.raises(RuntimeError):
+    message = rf"can't look into a solve with {type(gradient).__name__}; use .*Backprop"
+    with pytest.raises(RuntimeError, match=message):
         torch.func.jvp(block, (x,), (torch.ones_like(x),))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=message):
         torch.func.vmap(block)(x)
+    with pytest.raises(RuntimeError, match=message):
+        torch.func.grad(lambda x: block(x).sum())(x)
 
 
 # ---- two threads
