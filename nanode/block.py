@@ -1,7 +1,7 @@
 """ODEBlock: a solve as an ordinary module."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from nanode.integrate import (
 )
 from nanode.solvers import Adaptive, Euler, Schedule
 from nanode.tracing import traced
-from nanode.trajectories.trajectory import kept_values
+from nanode.trajectories.trajectory import Trajectory, kept_values
 from nanode.values import checked_count
 
 
@@ -36,7 +36,7 @@ class ODEBlock(nn.Module):
         augment: how many zero features to append to x before the solve, along ``augment_axis``
             (as in augmented neural ODEs); the output has them too.
         interval: from where to where; by default the ends of ``at``, or else the field's own
-            interval.
+            interval, or those of ``steps=Given(...)``, or (0, 1).
         at: times at which states are wanted; the output then has a leading axis.
         check_finite: raise at the first step after which the state isn't finite (with
             ``Adaptive``, at the first time at which f isn't).
@@ -81,7 +81,7 @@ class ODEBlock(nn.Module):
         self.augment = checked_count("augment", augment, least=0)
         self.augment_axis = augment_axis
         self.at = None if at is None else wanted_times(at)
-        self.interval = resolve_interval(self.field, interval, self.at)
+        self.interval = resolve_interval(self.field, interval, self.at, steps)
         self.check_finite = check_finite
         #: Evaluations in the last solve; ``backward`` counts up as its backward pass runs.
         self.nfe = Evaluations()
@@ -131,11 +131,19 @@ class ODEBlock(nn.Module):
         return self._plan
 
     def _prepare(self) -> None:
-        """Have the stages keep the basis's values, so that no tracer meets them."""
+        """Have the stages keep what is made of them alone, so that no tracer meets it."""
         if self._plan is not None:
             for part in self.field.modules():
                 if isinstance(part, Basis):
                     kept_values(part, self._plan.stages)
+                if isinstance(part, Trajectory):
+                    part.prepare(self._plan.stages)
+
+    def _apply(self, *args: Any, **keywords: Any) -> Self:
+        """As for every module; the stages then keep what they keep as the weights are now."""
+        super()._apply(*args, **keywords)
+        self._prepare()
+        return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from nanode.gradients.problem import Conditioning, Evaluations, check_scale, che
 from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
 from nanode.solvers.grid import as_numbers
 from nanode.stages import rounding
+from nanode.tracing import traced
 
 Solver = Stepper | Adaptive
 
@@ -44,7 +45,7 @@ def odeint(
         steps: how many equal steps, or a ``Schedule``. By default one step between each two
             times of ``at``.
         interval: from where to where; (t0, t1) with t1 < t0 runs backwards. By default the ends of
-            ``at``, or else the field's own interval, or (0, 1).
+            ``at``, or else the field's own interval, or those of ``steps=Given(...)``, or (0, 1).
         at: times at which states are wanted, in the order of the solve and on its grid.
         solver: a stepper (``Euler()`` by default) or ``Adaptive()``.
         gradient: ``Backprop()`` by default.
@@ -67,7 +68,7 @@ def odeint(
     field = as_field(field)
     solver, gradient = solver or Euler(), as_gradient(gradient)
     times = None if at is None else wanted_times(at, differentiable=isinstance(solver, Adaptive))
-    ends = resolve_interval(field, interval, times)
+    ends = resolve_interval(field, interval, times, steps)
     if isinstance(solver, Adaptive):
         if steps is not None:
             raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
@@ -142,7 +143,8 @@ def solve(
         )
     if unprepared:
         prepare_norms(plan.field, plan.times)
-    plan.stages.memo["solved"] = True
+    if not traced():  # a graph's guards read what it would write, and it would be compiled twice
+        plan.stages.memo["solved"] = True
     interpolates = any(not norm.fits(plan.times) for norm in unprepared)
     problem = Problem(
         plan,
@@ -168,6 +170,11 @@ def as_gradient(gradient: Gradient | None) -> Gradient:
 
 def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> tuple[float, ...]:
     """The times at which states are wanted, as numbers."""
+    if isinstance(at, str) or not isinstance(at, Iterable) or getattr(at, "ndim", 1) != 1:
+        raise ValueError(
+            f"at must be a sequence of times such as [0.0, 0.5, 1.0], got {at!r}; for the state at "
+            "the end alone leave it out and pass interval=(t0, t1)"
+        )
     at = at if isinstance(at, Tensor) else list(at)
     if not isinstance(at, Tensor) and any(getattr(t, "requires_grad", False) for t in at):
         raise ValueError(
@@ -189,14 +196,15 @@ def wanted_times(at: Sequence[float] | Tensor, differentiable: bool = False) -> 
 
 
 def resolve_interval(
-    field: Field, interval: tuple[float, float] | None, at: Sequence[float] | None
+    field: Field,
+    interval: tuple[float, float] | None,
+    at: Sequence[float] | None,
+    steps: int | Schedule | None = None,
 ) -> tuple[float, float]:
     """From where to where, inside the field's own interval."""
     if interval is None:
-        interval = (at[0], at[-1]) if at is not None else field.interval or (0.0, 1.0)
-    if any(isinstance(t, Tensor) and t.requires_grad for t in interval):
-        raise ValueError("interval requires grad, and a solve is not differentiated in it")
-    a, b = float(interval[0]), float(interval[1])
+        interval = _default_interval(field, at, steps)
+    a, b = _two_numbers(interval)
     if not (math.isfinite(a) and math.isfinite(b) and a != b):
         raise ValueError(f"interval must be two different finite times, got {interval!r}")
     if field.interval is not None:
@@ -208,6 +216,32 @@ def resolve_interval(
                 "field's weights are defined on; give the basis interval=(t0, t1) that holds both"
             )
     return a, b
+
+
+def _default_interval(
+    field: Field, at: Sequence[float] | None, steps: int | Schedule | None
+) -> tuple[float, float]:
+    """The ends of ``at``, the field's own interval, the ends of given steps, or (0, 1)."""
+    if at is None:
+        given = steps.times if isinstance(steps, Given) else (0.0, 1.0)
+        return field.interval or (given[0], given[-1])
+    if at[0] == at[-1]:
+        raise ValueError(
+            f"at = {list(at)} says where the solve ends and not where it starts; pass "
+            f"interval=(t0, {at[-1]}) too"
+        )
+    return at[0], at[-1]
+
+
+def _two_numbers(interval: Any) -> tuple[float, float]:
+    ends = interval if isinstance(interval, list | tuple) else (interval,)
+    if any(isinstance(t, Tensor) and t.requires_grad for t in ends):
+        raise ValueError("interval requires grad, and a solve is not differentiated in it")
+    try:
+        a, b = interval
+        return float(a), float(b)
+    except (TypeError, ValueError):
+        raise ValueError(f"interval must be two times (t0, t1), got {interval!r}") from None
 
 
 def _at_an_end(t: float, ends: tuple[float, float]) -> float:

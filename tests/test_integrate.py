@@ -280,3 +280,18 @@ class TestResidualNetworks:
             assert (ours.grad.view_as(theirs) - theirs.grad).abs().max() < (
                 1e-12 * theirs.grad.abs().max()
             )
+
+
+def test_given_steps_say_from_where_to_where():
+    steps = nanode.Given([0.0, 0.5, 2.0])
+    expected = nanode.odeint(decay, ONE, steps=steps, interval=(0.0, 2.0))
+    assert torch.equal(nanode.odeint(decay, ONE, steps=steps), expected)
+    block = nanode.ODEBlock(decay, steps)
+    assert block.interval == (0.0, 2.0)
+    assert torch.equal(block(ONE), expected)
+
+
+def test_a_field_with_an_interval_keeps_it():
+    field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2))
+    with pytest.raises(ValueError, match=r"but the solve from 0\.0 to 1\.0"):
+        nanode.ODEBlock(field, nanode.Given([0.0, 0.5]))

@@ -12,10 +12,10 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from nanode.block import ODEBlock
+from nanode.block import ODEBlock, flows
 from nanode.fields import Field
 from nanode.fields.swap import with_parameters
 from nanode.gradients.problem import checked_state
@@ -112,6 +112,22 @@ class Subject:
         """A function of the block's field, called while the field has these parameters."""
         parts = zip(self.parameters, self.named.parts(theta), strict=True)
         return with_parameters(self.block.field, dict(parts), function, *inputs)
+
+
+def check_block(caller: str, given: Any) -> None:
+    """Refuse what is no block, and name the blocks inside it."""
+    if isinstance(getattr(given, "_orig_mod", given), ODEBlock):  # compiled or not
+        return
+    inside = flows(given) if isinstance(given, nn.Module) else {}
+    raise ValueError(
+        f"{caller} takes an ODEBlock, got {type(given).__name__}; "
+        + (
+            f"the blocks inside are {', '.join(map(repr, inside))}: take one by "
+            "model.get_submodule(name), with what comes in there as x"
+            if inside
+            else "make one by nanode.ODEBlock(field, steps)"
+        )
+    )
 
 
 def field_of(given: Field | ODEBlock) -> Field:

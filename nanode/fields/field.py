@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from nanode.fields.norms import norms_in
+from nanode.fields.norms import CONVERTED, norms_in
 from nanode.fields.swap import Lender
 from nanode.stages import Side, Stage, Stages
 from nanode.tracing import traced
@@ -266,6 +266,24 @@ def _mixing(name: str, norm: nn.Module) -> str:
     return (
         f"{name} is a {type(norm).__name__} with running statistics: in a field it is evaluated "
         "many times a solve, so one set of statistics would mix all times, and recomputation would "
-        "update it twice. Use nanode.BatchNorm (one set per evaluation), "
-        "nanode.convert_norms(module), GroupNorm or LayerNorm, or pass track_running_stats=False."
+        f"update it twice. {_instead(norm)}."
+    )
+
+
+def _instead(norm: nn.Module) -> str:
+    """What can stand in a field for a norm with running statistics."""
+    if isinstance(norm, CONVERTED):
+        return (
+            "Use nanode.BatchNorm (one set per evaluation), nanode.convert_norms(module), "
+            "GroupNorm or LayerNorm, or pass track_running_stats=False"
+        )
+    if isinstance(norm, nn.SyncBatchNorm):
+        return (
+            "Pass track_running_stats=False, or use GroupNorm, LayerNorm or nanode.BatchNorm (one "
+            "set per evaluation, of each process's own batch) in its place: "
+            "nanode.convert_norms(module) leaves a SyncBatchNorm as it is"
+        )
+    return (
+        "Pass track_running_stats=False, or use GroupNorm or LayerNorm in its place: "
+        f"nanode.convert_norms(module) leaves {type(norm).__name__} as it is"
     )

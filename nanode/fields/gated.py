@@ -1,6 +1,6 @@
 """Several fields mixed in proportions that change with time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ class Gated(Field):
 
     def __init__(self, fields: Sequence[nn.Module], basis: Basis | None = None) -> None:
         super().__init__()
+        if not isinstance(fields, Iterable):
+            raise ValueError(
+                f"Gated mixes several fields or modules, got one {type(fields).__name__}; write "
+                "nanode.Gated([first, second])"
+            )
         fields = list(fields)
         if not fields:
             raise ValueError("Gated needs at least one field, got none")

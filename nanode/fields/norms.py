@@ -28,8 +28,11 @@ class BatchNorm(StageAware):
     Shapes: x is ``(batch, features, ...)``; ``running_mean`` and ``running_var`` are
     ``(evaluations, features)``, sized by the block that the field belongs to. In training mode
     :math:`\mu_i, \sigma_i` are the batch's own; in eval mode they are evaluation i's running ones.
-    With a single evaluation this is ``nn.BatchNorm``. Each process of a distributed run uses its
-    own batch, as ``nn.BatchNorm`` does.
+    With a single evaluation this is ``nn.BatchNorm``. Before there is a block, a norm made by
+    ``convert_norms`` has one row, which every evaluation starts from.
+
+    Each process of a distributed run normalises by its own batch, as ``nn.BatchNorm`` does:
+    statistics are not synchronised as ``nn.SyncBatchNorm``'s are.
     """
 
     running_mean: Tensor
@@ -60,7 +63,8 @@ class BatchNorm(StageAware):
     def prepare(self, times: Sequence[float]) -> None:
         """Make room for evaluations at these times, carrying over statistics of an earlier grid.
 
-        Between the times of the earlier grid statistics are interpolated linearly.
+        Between the times of the earlier grid statistics are interpolated linearly. One row without
+        a time, as ``convert_norms`` leaves it, holds for all.
         """
         times = tuple(times)
         if self.fits(times):
@@ -68,6 +72,8 @@ class BatchNorm(StageAware):
         mean, var = self.running_mean, self.running_var
         if len(self.times) == len(mean) > 0:
             mean, var = (_interpolated(a, self.times, times) for a in (mean, var))
+        elif len(mean) == 1:
+            mean, var = (a.repeat(len(times), 1) for a in (mean, var))
         else:
             mean = mean.new_zeros(len(times), self.features)
             var = var.new_ones(len(times), self.features)
@@ -120,11 +126,10 @@ class BatchNorm(StageAware):
             return self._compiled(x, stage, stage.index)
         mean = var = None
         if stage is not None and stage.index >= 0:
-            if not len(self.running_mean) or (
-                self.training and stage.index >= len(self.running_mean)
-            ):
+            room = len(self.times)
+            if not room or (self.training and stage.index >= room):
                 raise ValueError(
-                    f"this norm has statistics for {len(self.running_mean)} evaluations and was "
+                    f"this norm has statistics for {room} evaluations and was "
                     f"asked for number {stage.index}; solve through nanode.ODEBlock or "
                     "nanode.odeint, which make room for all of them"
                 )
@@ -147,7 +152,7 @@ class BatchNorm(StageAware):
     def _at(self, stage: Stage) -> tuple[Tensor, Tensor]:
         """The statistics of an evaluation; on another grid than theirs, interpolated in time."""
         i = stage.index
-        if not self.times or (i < len(self.times) and self.times[i] == stage.time):
+        if i < len(self.times) and self.times[i] == stage.time:
             return self.running_mean[i], self.running_var[i]
         time = [float(stage.time)]
         mean, var = self.running_mean, self.running_var
@@ -180,7 +185,7 @@ class BatchNorm(StageAware):
 
     def extra_repr(self) -> str:
         """Features and evaluations."""
-        return f"{self.features}, evaluations={len(self.running_mean)}"
+        return f"{self.features}, evaluations={len(self.times)}"
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -193,28 +198,35 @@ def _along(values: Tensor, x: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (x.ndim - 2))
 
 
+#: What ``convert_norms`` replaces.
+CONVERTED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
 def convert_norms(module: nn.Module) -> nn.Module:
-    """Replace every ``nn.BatchNorm`` that keeps statistics by ``nanode.BatchNorm``, affine kept.
+    """Replace every ``nn.BatchNorm`` that keeps statistics by ``nanode.BatchNorm``.
+
+    Affine parameters are kept, and so are statistics: each evaluation starts from them. So a
+    trained module is in eval mode what it was. ``nn.SyncBatchNorm`` and ``nn.InstanceNorm`` have no
+    counterpart here and stay as they are.
 
     >>> import nanode
     >>> nanode.convert_norms(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))[0]
     BatchNorm(8, evaluations=0)
     """
-    return replaced(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _converted)
+    return replaced(module, CONVERTED, _converted)
 
 
 def _converted(norm: Any) -> nn.Module:
     """One of torch's norms as one of ours; without statistics, as it is."""
-    if not norm.track_running_stats:
+    if not norm.track_running_stats or norm.running_mean is None:
         return norm  # type: ignore[no-any-return]
     if norm.momentum is None:
         raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
     own = BatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine)
     if norm.affine:
         own.weight, own.bias = norm.weight, norm.bias
-    like = next(iter([*norm.buffers(), *norm.parameters()]), own.running_mean)
-    own.running_mean = own.running_mean.to(like)
-    own.running_var = own.running_var.to(like)
+    own.running_mean = norm.running_mean.detach()[None].clone()
+    own.running_var = norm.running_var.detach()[None].clone()
     return own.train(norm.training)
 
 

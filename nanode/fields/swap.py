@@ -49,6 +49,10 @@ class StageAware(nn.Module):
     #: Set for the length of an evaluation.
     stage: Stage | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = None  # there from the start: an attribute that a graph adds compiles it again
+
 
 class Turn:
     """A lock that copies and pickles as a new one, of a rank above those of the fields inside."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
 from nanode.fields.field import Field, Weights, check_module, check_norms
@@ -94,6 +95,7 @@ class TimeVarying(Field):
                 f"{type(module).__name__} has no parameters, so nothing can move in time; "
                 "use nanode.Autonomous(module)"
             )
+        _refuse_uninitialised(parameters)
         check_norms(module)
         if isinstance(start, str):
             if start != "untied":
@@ -140,6 +142,15 @@ class TimeVarying(Field):
         """The module at x, with these weights."""
         with self._lender.lend(weights, stage):
             return self.module(x, *conditioning)
+
+
+def _refuse_uninitialised(parameters: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(
+                f"{name} has no shape yet, being of a lazy module; call the module once, with an "
+                "input such as it will get, before it is wrapped"
+            )
 
 
 def _names(module: nn.Module) -> dict[str, str]:

@@ -1,12 +1,16 @@
 """Adaptive steps: torchdiffeq's work, told about the jumps of the weights."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nanode.solvers.grid import as_numbers
 from nanode.solvers.stepper import State
 from nanode.stages import Side
 
@@ -18,8 +22,10 @@ class Adaptive:
     """Steps chosen by an error estimate, by torchdiffeq (``pip install nanode[adaptive]``).
 
     ``method`` is any of torchdiffeq's adaptive ones (dopri5, dopri8, bosh3, fehlberg2,
-    adaptive_heun). Breakpoints of the weights become its ``jump_t``, so that no step crosses one.
-    Gradients by ``Backprop`` (through torchdiffeq's own steps) or ``Backsolve`` (its adjoint).
+    adaptive_heun). Breakpoints of the weights become its ``jump_t``, so that no step crosses one;
+    those in ``options``, which are torchdiffeq's, are joined to them. The error of a step is kept
+    below ``atol + rtol * |x|``, two numbers that hold for the whole state. Gradients by
+    ``Backprop`` (through torchdiffeq's own steps) or ``Backsolve`` (its adjoint).
     """
 
     method: str = "dopri5"
@@ -30,6 +36,24 @@ class Adaptive:
     def __post_init__(self) -> None:
         if self.method not in _METHODS:
             raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {self.method!r}")
+        _check_tolerance("rtol", self.rtol)
+        _check_tolerance("atol", self.atol)
+        if not (self.rtol or self.atol):
+            raise ValueError("rtol and atol are both 0, which no step can meet; raise one of them")
+        if not isinstance(self.options, dict):
+            raise ValueError(
+                f"options must be a dict of torchdiffeq's options, got {self.options!r}"
+            )
+        for option in ("jump_t", "step_t"):
+            self._own(option)  # refused now, not at the first solve
+
+    def _own(self, option: str) -> tuple[float, ...]:
+        """The times in one of torchdiffeq's options, as numbers."""
+        values = self.options.get(option)
+        times = () if values is None else as_numbers(values)
+        if not all(map(math.isfinite, times)):
+            raise ValueError(f"{option} must hold finite times, got {list(times)}")
+        return times
 
     def solve(
         self,
@@ -48,10 +72,10 @@ class Adaptive:
             ) from missing
         marks = times.detach()
         first, last = marks[[0, -1]].tolist()
-        jumps = [t for t in breakpoints if min(first, last) <= t <= max(first, last)]
-        jump_t = torch.tensor(jumps, dtype=times.dtype, device=times.device)
+        jump_t = _between(marks, (*breakpoints, *self._own("jump_t")))
         # Left alone torchdiffeq steps past a wanted time and interpolates, less accurately.
-        stops = {"jump_t": jump_t, "step_t": marks[~torch.isin(marks, jump_t)]}
+        step_t = torch.cat([marks, _between(marks, self._own("step_t"))]).unique()
+        stops = {"jump_t": jump_t, "step_t": step_t[~torch.isin(step_t, jump_t)]}
         options = self.options | stops
         sided = _Sided(f, jump_t.tolist(), forwards=first < last, adjoint=adjoint is not None)
         settings: dict[str, Any] = {
@@ -60,20 +84,52 @@ class Adaptive:
             "method": self.method,
             "options": options,
         }
-        if adjoint is None:
-            result = torchdiffeq.odeint(sided, x, times, **settings)
-        else:
+        if adjoint is not None:
             # Where time runs backwards torchdiffeq's adjoint pass counts it negative.
             turned = {name: t if first < last else -t for name, t in stops.items()}
-            result = torchdiffeq.odeint_adjoint(
-                sided,
-                x,
-                times,
-                adjoint_params=adjoint,
-                adjoint_options=self.options | turned,
-                **settings,
-            )
-        return list(result)
+            settings |= {"adjoint_params": adjoint, "adjoint_options": self.options | turned}
+        odeint = torchdiffeq.odeint if adjoint is None else torchdiffeq.odeint_adjoint
+        with self._explained(sided):
+            return list(odeint(sided, x, times, **settings))
+
+    @contextmanager
+    def _explained(self, sided: "_Sided") -> Iterator[None]:
+        """Say what torchdiffeq's bare assertions mean; those of the field stay as they are."""
+        try:
+            yield
+        except AssertionError as failed:
+            reason = next((why for what, why in _FAILURES if str(failed).startswith(what)), None)
+            if reason is None:
+                raise
+            raise RuntimeError(
+                f"{self.method} can't go on{sided.where()}: {reason}. Either the solution grows "
+                f"too fast there, or rtol={self.rtol} and atol={self.atol} are too small for the "
+                "state's dtype. Solve over a shorter interval, with larger tolerances or in "
+                "float64, or by fixed steps such as nanode.RK4(); check_finite=True names the "
+                "first time at which f isn't finite"
+            ) from failed
+
+
+#: How torchdiffeq's assertions begin, and what they say.
+_FAILURES = (
+    ("underflow in dt", "its steps have become too small to move t"),
+    ("non-finite values in state", "the state is no longer finite"),
+    ("max_num_steps exceeded", "it has made as many steps as max_num_steps allows"),
+)
+
+
+def _check_tolerance(name: str, value: Any) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be one finite number of at least 0, got {value!r}")
+
+
+def _between(marks: Tensor, times: Iterable[float]) -> Tensor:
+    """Those times that lie in the solve, each once and sorted, as the marks are."""
+    low, high = sorted(marks[[0, -1]].tolist())
+    inside = [t for t in times if low <= t <= high]
+    found: Tensor = torch.tensor(inside, dtype=marks.dtype, device=marks.device).unique()
+    return found
 
 
 class _Sided(nn.Module):
@@ -88,8 +144,16 @@ class _Sided(nn.Module):
     ) -> None:
         super().__init__()
         self.f, self.jumps, self.forwards, self.adjoint = f, jumps, forwards, adjoint
+        #: Where f was evaluated last.
+        self.last: Tensor | None = None
+
+    def where(self) -> str:
+        """Where f was evaluated last, for a message; where f isn't finite, t may not be either."""
+        now = math.nan if self.last is None else float(self.last)
+        return f" near t = {now:.6g}" if math.isfinite(now) else ""
 
     def forward(self, t: Tensor, x: State) -> State:
+        self.last = t.detach()
         # Exactly on a jump only where a pass starts; torchdiffeq's adjoint pass, alone in
         # enabling grad, starts from the other end.
         turned = self.adjoint and torch.is_grad_enabled()

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -166,6 +166,8 @@ class Aligned(Schedule):
 
 def as_numbers(times: Sequence[float] | Tensor) -> tuple[float, ...]:
     """Times as numbers, which is no use in half precision: a rounding is as wide as a step."""
+    if isinstance(times, str) or not isinstance(times, Iterable) or getattr(times, "ndim", 1) != 1:
+        raise ValueError(f"times must be a sequence such as [0.0, 0.5, 1.0], got {times!r}")
     if not isinstance(times, Tensor):
         return tuple(float(t) for t in times)
     if times.dtype in (torch.float16, torch.bfloat16):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nanode.bases import Basis
 from nanode.stages import Side, Stages
-from nanode.trajectories.initial import Held, Start
+from nanode.trajectories.initial import Held, Start, check_start
 from nanode.trajectories.trajectory import (
     Named,
     Trajectory,
@@ -49,6 +49,7 @@ class Expansion(Trajectory):
                 f"{type(basis).__name__} has parameters, but a basis is fixed and its values are "
                 "kept: register what it is made of by register_buffer"
             )
+        check_start(start)
         self.shapes = {name: value.shape for name, value in parameters.items()}
         self.basis = basis
         self.interval, self.breakpoints, self.jumps = basis.interval, basis.breakpoints, basis.jumps
@@ -81,6 +82,12 @@ class Expansion(Trajectory):
             )
             for name, alpha in self.coefficients
         }
+
+    def prepare(self, stages: Stages) -> None:
+        """The basis's values, for each dtype and device among the coefficients."""
+        for _, alpha in self.coefficients:
+            if isinstance(alpha, Tensor):  # not taken by a field around this one
+                basis_values(self.basis, stages, alpha)
 
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int W^{(m)2} dt = \alpha^\top G_m \alpha`."""

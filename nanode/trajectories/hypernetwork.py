@@ -96,13 +96,20 @@ class Hypernetwork(Trajectory):
 
     def table(self, stages: Stages) -> Named:
         """Every weight at every stage."""
+        return self._at(self._times(stages))
+
+    def prepare(self, stages: Stages) -> None:
+        """The times, as the network takes them."""
+        self._times(stages)
+
+    def _times(self, stages: Stages) -> Tensor:
         key = ("times", self.mean.device, self.mean.dtype)
 
         def times() -> Tensor:
             exact = torch.tensor(numbers(stages), dtype=torch.float64, device="cpu")
             return exact.to(self.mean.device, self.mean.dtype)
 
-        return self._at(kept(stages, key, times))
+        return kept(stages, key, times)
 
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int W(t)^2 dt`, by Gauss–Legendre quadrature."""

@@ -7,6 +7,7 @@ that promise for weights that differ in time from the first step on.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,15 @@ class Start(ABC):
     @abstractmethod
     def __call__(self, parameters: Mapping[str, Tensor], basis: Basis) -> Coefficients:
         """The first coefficients."""
+
+
+def check_start(start: Any) -> None:
+    """Refuse what can't make coefficients, a class in place of its instance above all."""
+    if isinstance(start, type):
+        name = start.__name__
+        raise ValueError(f"start is the class {name}; write nanode.{name}(...), an instance")
+    if not (start is None or callable(start)):
+        raise ValueError(f"start must be a Start such as nanode.Noisy(), got {start!r}")
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ class Trajectory(nn.Module, ABC):
     def table(self, stages: Stages) -> Named:
         """Every weight at every stage: ``name -> (len(stages), *shape)``."""
 
+    def prepare(self, stages: Stages) -> None:
+        """Have the stages keep what ``table`` asks of them, so that no tracer has to make it.
+
+        A graph that makes it is compiled again as soon as it is there.
+        """
+
     @abstractmethod
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int_{t_0}^{t_1} W^{(m)}(t)^2 dt`."""
@@ -69,12 +75,21 @@ class Tree(nn.Module):
                 node.register_buffer(leaf, tensor)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Each path with its tensor."""
+        """Each path with its tensor; None while a field around this one has taken it."""
         # No public method or attribute here: a wrapped submodule may have its name.
         # Read through the attributes, so that ``functional_call`` on a model reaches them.
         for path in self._paths:
             branch, _, leaf = path.rpartition(".")
             yield path, getattr(self.get_submodule(branch), leaf)
+
+    def __repr__(self) -> str:
+        """Each path and shape on a line: the branches are bare modules, which print nothing."""
+        shapes = {path: getattr(tensor, "shape", None) for path, tensor in self}
+        lines = [
+            f"  {path}: {'moved by another field' if shape is None else tuple(shape)}"
+            for path, shape in shapes.items()
+        ]
+        return "\n".join(["Tree(", *lines, ")"]) if lines else "Tree()"
 
 
 def trainable(value: Tensor) -> bool:

@@ -129,3 +129,20 @@ def test_conditioning_is_compared_too():
     report = nanode.check_gradients(steered, X, push, 2)
     rows = {row.name: row.error for row in report.rows if row.method == "Reversal"}
     assert rows["conditioning"] < 1e-13
+
+
+@pytest.mark.parametrize(
+    "look", [nanode.check_gradients, nanode.measure_memory, nanode.reversal_drift]
+)
+def test_a_model_is_refused_and_its_blocks_are_named(look):
+    def flow():
+        return nanode.ODEBlock(nanode.Autonomous(nn.Linear(3, 3)), 2)
+
+    x = torch.randn(2, 3)
+    model = nn.Sequential(nn.Linear(3, 3), flow(), nn.Sequential(flow()))
+    message = rf"{look.__name__} takes an ODEBlock, got Sequential; .*'1', '2\.0'.*get_submodule"
+    with pytest.raises(ValueError, match=message):
+        look(model, x)
+    with pytest.raises(ValueError, match=r"got Linear; make one by nanode\.ODEBlock\(field, steps"):
+        look(model[0], x)
+    look(torch.compile(flow(), backend="eager"), x)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch._dynamo.testing import CompileCounter
 
 import nanode
 from tests.block.common import make
@@ -49,6 +50,29 @@ def test_compiled_with_a_plain_function(dtype):
     block = nanode.ODEBlock(lambda t, x: t * x, 3)
     x = torch.ones(2, dtype=dtype)
     assert torch.equal(torch.compile(block, fullgraph=True, backend="eager")(x), block(x))
+
+
+@pytest.mark.parametrize(
+    "make_field",
+    [
+        lambda: nanode.Autonomous(torch.nn.Linear(3, 3)),
+        lambda: nanode.TimeVarying(torch.nn.Linear(3, 3), nanode.Chebyshev(2)),
+        lambda: nanode.TimeVarying(torch.nn.Linear(3, 3), weights=nanode.Hypernetwork),
+        lambda: nanode.Autonomous(
+            torch.nn.Sequential(nanode.BatchNorm(3), torch.nn.Linear(3, 3, bias=False))
+        ),
+    ],
+    ids=["autonomous", "basis", "network", "norm"],
+)
+def test_a_block_is_compiled_once(make_field):
+    # Whatever a first call leaves behind must not be what its own guards look at; a call without
+    # the compiler in between neither, nor a dtype other than the one the block was made in.
+    block, counter = nanode.ODEBlock(make_field(), 3).double(), CompileCounter()
+    compiled = torch.compile(block, fullgraph=True, backend=counter)
+    x = torch.randn(4, 3, dtype=DOUBLE)
+    for call in (compiled, compiled, block, compiled):
+        call(x)
+    assert counter.frame_count == 1
 
 
 def test_compiled_without_gradients_under_a_recomputing_method():

@@ -169,6 +169,11 @@ def test_refuses_no_fields():
         nanode.Gated([])
 
 
+def test_refuses_one_module_alone():
+    with pytest.raises(ValueError, match=r"got one Linear; write nanode\.Gated\(\[first, second"):
+        nanode.Gated(nn.Linear(4, 4))
+
+
 def test_refuses_several_intervals():
     member = nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(1, interval=(0.0, 2.0)))
     with pytest.raises(ValueError, match=r"share an interval, got \[\(0\.0, 1\.0\), \(0\.0, 2\.0"):

@@ -116,6 +116,19 @@ def test_refuses_whole_numbers():
     nanode.TimeVarying(module, nanode.Constant(), overrides={"count": None})
 
 
+def test_refuses_a_class_for_a_start():
+    message = r"start is the class Noisy; write nanode\.Noisy\(\.\.\.\), an instance"
+    refused(message, None, nanode.Legendre(2), start=nanode.Noisy)
+    refused(r"start must be a Start such as nanode\.Noisy\(\)", None, nanode.Legendre(2), start=3)
+
+
+def test_refuses_parameters_without_a_shape():
+    module = nn.LazyLinear(4)
+    refused("weight has no shape yet.*call the module once", module, nanode.Legendre(2))
+    module(torch.ones(1, 4))
+    nanode.TimeVarying(module, nanode.Legendre(2))
+
+
 def test_refuses_a_class_for_a_basis():
     with pytest.raises(ValueError, match=r"the class Constant; write nanode\.Constant\(\.\.\.\)"):
         nanode.TimeVarying(
@@ -129,6 +142,28 @@ def test_refuses_running_statistics_that_came_later():
     module.append(nn.BatchNorm1d(2))
     with pytest.raises(ValueError, match="BatchNorm1d with running statistics"):
         nanode.ODEBlock(field, 2)
+
+
+@pytest.mark.parametrize(
+    ("norm", "advice"),
+    [
+        (nn.BatchNorm1d(2), r"Use nanode\.BatchNorm .*nanode\.convert_norms\(module\), Group"),
+        (nn.SyncBatchNorm(2), r"Pass track_running_stats=False.* leaves a SyncBatchNorm as it is"),
+        (
+            nn.InstanceNorm1d(2, track_running_stats=True),
+            r"Pass track_running_stats=False, or use GroupNorm.* leaves InstanceNorm1d as it is",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_to_do_about_running_statistics_goes_by_the_norm(norm, advice):
+    module = nanode.convert_norms(nn.Sequential(nn.Linear(2, 2), norm))
+    if not isinstance(norm, nn.BatchNorm1d):  # as it says
+        assert module[1] is norm
+    module[1] = norm
+    refused(advice, module, nanode.Constant())
+    norm.track_running_stats = False
+    nanode.TimeVarying(module, nanode.Constant())
 
 
 def test_refuses_a_field():
@@ -163,7 +198,7 @@ def test_refuses_a_state_dict_of_another_basis():
 )  # fmt: skip
 def test_refuses_running_statistics(norm):
     module = nn.Sequential(nn.Conv2d(2, 2, 1), norm)
-    message = rf"1 is a {type(norm).__name__} with running statistics.*nanode\.BatchNorm"
+    message = rf"1 is a {type(norm).__name__} with running statistics.*GroupNorm"
     refused(message, module, nanode.Constant())
     with pytest.raises(ValueError, match=message):
         nanode.Autonomous(module)

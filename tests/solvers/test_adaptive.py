@@ -108,6 +108,54 @@ def test_jumps_handed_on_are_cheaper_and_more_accurate(method):
     assert 2 * block.nfe.forward < len(calls)
 
 
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("interval", [(0.0, 0.8), (0.8, 0.0)], ids=str)
+def test_stops_of_ones_own_are_joined_to_the_fields(monkeypatch, adjoint, interval):
+    handed = {}
+    name = "odeint_adjoint" if adjoint else "odeint"
+    original = getattr(torchdiffeq, name)
+
+    def spy(*inputs, **settings):
+        handed.update(settings)
+        return original(*inputs, **settings)
+
+    monkeypatch.setattr(torchdiffeq, name, spy)
+    own = {"jump_t": torch.tensor([0.9, 0.6, 0.25]), "step_t": [0.5, 0.3, 0.8]}
+    solver = nanode.Adaptive(options=own | {"first_step": 0.01})
+    gradient = nanode.Backsolve() if adjoint else nanode.Backprop()
+    nanode.odeint(jumping(), START, interval=interval, solver=solver, gradient=gradient)
+    # 0.6 and 0.9 in single precision; 0.9 and the field's 1.0 are outside, 0.5 jumps already.
+    jumps = torch.tensor([0.25, 0.5, torch.tensor(0.6), 0.75], dtype=DOUBLE)
+    steps = torch.tensor([0.0, 0.3, 0.8], dtype=DOUBLE)
+    assert torch.equal(handed["options"]["jump_t"], jumps)
+    assert torch.equal(handed["options"]["step_t"], steps)
+    assert handed["options"]["first_step"] == 0.01
+    if adjoint:  # which counts time negative where it runs backwards
+        sign = 1 if interval[0] < interval[1] else -1
+        assert torch.equal(handed["adjoint_options"]["jump_t"], sign * jumps)
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (1.0, 0.0)], ids=str)
+def test_a_jump_of_ones_own_is_stepped_to(gradient, interval):
+    def f(t, x):
+        return torch.where(t < 0.3, 3.0, -2.0) * x
+
+    def solved(**options):
+        block = nanode.ODEBlock(
+            f, None, nanode.Adaptive(rtol=1e-6, options=options), gradient, interval=interval
+        )
+        x = START.clone().requires_grad_()
+        block(x).sum().backward()
+        return x.grad, block.nfe.forward
+
+    factor, evaluations = solved(jump_t=[0.3])
+    exact = math.exp(0.9 - 1.4)  # 0.3 · 3 − 0.7 · 2
+    exact = exact if interval[0] < interval[1] else 1 / exact
+    assert (factor - exact).abs().max() < 1e-4  # some ten steps, and the adjoint, at 1e-6
+    assert evaluations < 0.75 * solved()[1]
+
+
 def test_nothing_is_evaluated_outside_the_interval():
     # A basis promises nothing beyond its interval; torchdiffeq alone steps past the end.
     times = []
@@ -200,6 +248,16 @@ def test_scale_and_block_settings():
     ("make", "message"),
     [
         (lambda: nanode.Adaptive("rk4"), "method must be one of dopri5"),
+        *(
+            (lambda name=name, value=value: nanode.Adaptive(**{name: value}), f"{name} must be one")
+            for name in ("rtol", "atol")
+            for value in (-1e-3, math.nan, math.inf, "1e-3", True, None, (1e-3, 1e-4))
+        ),
+        (lambda: nanode.Adaptive(rtol=0.0, atol=0), "both 0.*raise one of them"),
+        (lambda: nanode.Adaptive(rtol=torch.tensor(1e-3)), "rtol must be one finite number"),
+        (lambda: nanode.Adaptive(options=None), "options must be a dict"),
+        (lambda: nanode.Adaptive(options={"jump_t": 0.5}), "must be a sequence"),
+        (lambda: nanode.Adaptive(options={"step_t": [math.nan]}), "step_t must hold finite times"),
         (
             lambda: nanode.ODEBlock(jumping(), steps=4, solver=tight()),
             "chooses its own steps; leave steps= out",
@@ -245,6 +303,37 @@ def test_scale_and_block_settings():
 def test_refuses(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize(
+    ("f", "options", "message"),
+    [
+        (lambda t, x: x**2, {}, r"dopri5 can't go on near t = 1: its steps .* nanode\.RK4\(\)"),
+        (lambda t, x: x * math.nan, {}, "dopri5 can't go on: its steps have become too small"),
+        (lambda t, x: -x, {"max_num_steps": 1}, "as many steps as max_num_steps allows"),
+    ],
+    ids=["growth", "nan", "steps"],
+)
+def test_a_solve_that_fails_says_why(f, options, message, gradient):
+    # x' = x² from 1 is 1/(1 − t).
+    with pytest.raises(RuntimeError, match=message):
+        nanode.odeint(
+            f,
+            torch.ones(1),
+            interval=(0.0, 2.0),
+            solver=nanode.Adaptive(options=options),
+            gradient=gradient,
+        )
+
+
+def test_an_assertion_of_the_field_stays_as_it_is():
+    def f(t, x):
+        assert t < 0.5, "mine"
+        return -x
+
+    with pytest.raises(AssertionError, match="mine"):
+        nanode.odeint(f, START, solver=tight())
 
 
 def test_a_hidden_tensor_is_refused_by_the_adjoint_only():

@@ -237,6 +237,12 @@ def test_refuses_times_that_require_grad():
         Given(torch.tensor([0.0, 1.0], requires_grad=True))
 
 
+@pytest.mark.parametrize("times", [1.0, torch.tensor(1.0), "01", None], ids=repr)
+def test_refuses_given_times_that_are_no_sequence(times):
+    with pytest.raises(ValueError, match=r"times must be a sequence such as \[0\.0, 0\.5, 1\.0\]"):
+        Given(times)
+
+
 def test_refuses_a_given_grid_of_another_interval():
     with pytest.raises(ValueError, match=r"run from 0.0 to 0.5, .*pass interval=\(0.0, 0.5\)"):
         Given([0.0, 0.5]).grid(0.0, 1.0)

@@ -296,3 +296,15 @@ def test_joined_refuses_several_intervals():
     ]
     with pytest.raises(ValueError, match=r"share an interval.*\(0\.0, 1\.0\).*\(0\.0, 2\.0\)"):
         nanode.trajectories.Joined(parts)
+
+
+def test_prints_names_and_shapes():
+    module = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2, bias=False)))
+    field = nanode.TimeVarying(module, nanode.Legendre(2))
+    assert repr(field.trajectory.coefficients) == (
+        "Tree(\n  0.weight: (3, 6)\n  0.bias: (3, 3)\n  1.0.weight: (3, 6)\n)"
+    )
+    block = nanode.ODEBlock(field, 2)
+    assert "0.weight: (3, 6)" in repr(block)
+    outer = nanode.TimeVarying(block, nanode.Legendre(1))  # takes what the inner one has
+    assert "0.weight: moved by another field" in repr(outer)
