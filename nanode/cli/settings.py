@@ -3,7 +3,7 @@
 cyclopts takes the names of the options and their help from a dataclass; their values are read as
 those of a YAML file are, and checked by the same reader. So ``--epochs 1.5`` is refused and not
 rounded, ``--clip null`` takes a recipe's clipping away, and ``--options.steps 20`` changes that
-option alone.
+option alone. Where text is wanted, it is what was typed: ``--data-root 2024`` is a folder.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +12,14 @@ from typing import Any
 from cyclopts import App, Argument, ArgumentCollection, Token
 from cyclopts.utils import UNSET
 
+from nanode.cli.recipes import KINDS
 from nanode.training.documents import (
     from_mapping,
     missing_keys,
     put,
     read_document,
     read_value,
+    recipe_names,
     shipped,
 )
 
@@ -56,6 +58,7 @@ def _base(kind: type[Any], package: str, arguments: ArgumentCollection) -> dict[
     if recipe is not None and file is not None:
         raise ValueError("--recipe and --config exclude each other; give one of them")
     if recipe is not None:
+        _check_kind(recipe, package)
         base = shipped(kind, recipe, package)
     elif file is not None:
         base = read_document(kind, file)
@@ -65,11 +68,25 @@ def _base(kind: type[Any], package: str, arguments: ArgumentCollection) -> dict[
     return values
 
 
+def _check_kind(recipe: str, package: str) -> None:
+    """Refuse a recipe of the other command."""
+    for kind, other in KINDS.items():
+        if recipe in recipe_names(other) and recipe not in recipe_names(package):
+            raise ValueError(f"{recipe!r} is a recipe of `nanode train {kind}`")
+
+
 def _given(option: Argument) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The value of an option, if it was given, with the keys it belongs to."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for token in option.tokens:
-        value = read_value(token.value) if token.implicit_value is UNSET else token.implicit_value
+        typed = token.implicit_value is UNSET
+        value = _read(token.value, option.hint) if typed else token.implicit_value
         found.setdefault(option.keys + token.keys, []).append(value)
     for keys, values in found.items():
         yield keys, values if len(values) > 1 else values[0]
+
+
+def _read(text: str, hint: Any) -> Any:
+    """A value for a field of some type: as in YAML, or as it stands where text is wanted."""
+    value = read_value(text)
+    return text if hint is str or (hint == str | None and value is not None) else value

@@ -6,6 +6,7 @@ checkpoint is, and begins the rest. So it may be interrupted anywhere and called
 
 import gc
 import shutil
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.experiments.video import FILM
 from nanode.training import Diverged, RunRecord, TrainConfig, train
 from nanode.training.checkpoints import check_same, last_checkpoint
+from nanode.training.locks import Busy, locked
 from nanode.training.setup import load_data
 from nanode.training.video import VideoConfig, VideoRecord, train_video
 from nanode.training.video.setup import load_clips
@@ -60,7 +62,8 @@ def reproduce(
 ) -> Iterator[Outcome]:
     """Carry out an experiment, planning anew whenever finished runs have decided a choice.
 
-    A run that breaks off doesn't keep others from being planned, and isn't tried twice in a call.
+    A run that breaks off doesn't keep others from being planned, and isn't tried twice in a call;
+    one that another process is at is passed over.
     Once ``asked()`` is true, all stops as after ``minutes``. ``trained`` is called before a run
     that was trained is measured, which may take long.
     """
@@ -106,11 +109,15 @@ def _outcomes(
     in_a_row: set[str] = set()
     record: RunRecord | VideoRecord | None
     for run in runs:
-        folder, new = Path(root) / run.name, run.name not in ended
+        # Looked at again: another process may have ended it by now.
+        folder, new = Path(root) / run.name, not over(run, root)
         if new and stop():
             continue
         try:
-            record = _carry_out(run, folder, stop, trained) if new else load_record(run, folder)
+            record = _carry_out(run, root, stop, trained) if new else load_record(run, folder)
+        except Busy as why:
+            print(f"passed over: {why}", file=sys.stderr)
+            continue
         except (ValueError, OSError):
             raise  # settings, data, disks: the same for all that would follow
         except Exception as why:
@@ -196,9 +203,20 @@ def remove_large(folder: Path) -> None:
 
 
 def _carry_out(
+    run: Planned, root: str | Path, stop: Callable[[], bool], trained: Callable[[], object]
+) -> RunRecord | VideoRecord:
+    folder = Path(root) / run.name
+    with locked(folder):
+        if over(run, root):  # by another process, just now
+            return load_record(run, folder)
+        _clear(run, folder)
+        return _train(run, folder, stop, trained)
+
+
+def _train(
     run: Planned, folder: Path, stop: Callable[[], bool], trained: Callable[[], object]
 ) -> RunRecord | VideoRecord:
-    _clear(run, folder)
+    """Train a run and measure it."""
     _free_memory()
     record: RunRecord | VideoRecord
     try:
@@ -217,7 +235,7 @@ def _carry_out(
 
 
 def _clear(run: Planned, folder: Path) -> None:
-    """Remove what an earlier start left, unless it can be gone on with.
+    """Remove what an earlier start left, unless it can be gone on with; the folder is locked.
 
     A record without its checkpoint would lend commit and hardware to a run that begins anew, and
     one without its final weights can't be measured any more; weights without a record are nobody's.

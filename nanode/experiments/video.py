@@ -22,6 +22,7 @@ from nanode.data.video.official import FOLDERS, SEQUENCES
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.experiments.plan import Options, Planned, changed
 from nanode.models.video import NAMES
+from nanode.reports.records import seed_folders
 from nanode.training.files import write_text
 from nanode.training.video import (
     Point,
@@ -172,8 +173,7 @@ def finished(root: Path, place: str) -> dict[str, list[VideoRun]]:
     """The finished runs in a place by model, in the order of their seeds."""
     found: dict[str, list[VideoRun]] = {}
     for model in MODELS:
-        folders = sorted((root / "table2" / place / model).glob("seed*/run.json"))
-        runs = [run_in(path.parent) for path in folders]
+        runs = [run_in(path) for path in _begun(root / "table2" / place / model)]
         found[model] = [run for run in runs if run.record.status == "finished"]
     return found
 
@@ -205,13 +205,16 @@ def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
 
 def diverged(root: Path, place: str) -> list[str]:
     """The runs in a place that failed, by model and seed."""
-    folders = [root / "table2" / place / model for model in MODELS]
     return [
-        f"{path.parent.parent.name} {path.parent.name}"
-        for folder in folders
-        for path in sorted(folder.glob("seed*/run.json"))
-        if VideoRecord.load(path).status == "failed"
+        f"{model} {path.name}"
+        for model in MODELS
+        for path in _begun(root / "table2" / place / model)
+        if VideoRecord.load(path / "run.json").status == "failed"
     ]
+
+
+def _begun(row: Path) -> list[Path]:
+    return [path for path in seed_folders(row).values() if (path / "run.json").exists()]
 
 
 def run_in(folder: Path) -> VideoRun:

@@ -103,6 +103,9 @@ def make_flow(name: str, setting: Setting) -> Flow:
     if match and pattern in _ROWS:
         number = checked_count(f"the number in {name!r}", int(match[2]), least=1)
         return _ROWS[pattern](setting, number)
+    if name in _ROWS:
+        such = name.replace("-D", "-10")
+        raise ValueError(f"D in {name!r} stands for a number; give one, such as {such!r}")
     near = nearest(pattern, _ROWS) or nearest(f"{name}-D", _ROWS)
     raise ValueError(f"model must be one of {', '.join(_ROWS)}; got {name!r}{near}")
 

@@ -1,5 +1,6 @@
 """Reads the records of runs below a root."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from nanode.training.records import Record
 
 R = TypeVar("R", bound=Record)
 
+_SEED = re.compile(r"seed(0|[1-9]\d*)", re.ASCII)
+
 
 def find_record(root: Path, name: str) -> RunRecord | None:
     """The record of a run that is over, finished or failed; None if there is none."""
@@ -19,12 +22,18 @@ def find_record(root: Path, name: str) -> RunRecord | None:
 
 
 def find_record_of(kind: type[R], root: Path, name: str) -> R | None:
-    """The same of any kind of run."""
+    """As ``find_record``, of any kind of run."""
     path = root / name / "run.json"
     if not path.exists():
         return None
     record = kind.load(path)
     return None if record.status == "running" else record
+
+
+def seed_folders(folder: Path) -> dict[int, Path]:
+    """The runs of a row by seed, in order; ``seed0-old`` is no seed's."""
+    found = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,16 @@ class Cell:
     @classmethod
     def seeds(cls, root: Path, folder: str, note: str = "") -> "Cell":
         """Every seed's run in a folder that is over."""
-        names = [path.relative_to(root).as_posix() for path in (root / folder).glob("seed*")]
-        return cls.read(root, sorted(names, key=lambda name: (len(name), name)), note)
+        numbered = seed_folders(root / folder)
+        for seed, path in numbered.items():
+            record = find_record(root, path.relative_to(root).as_posix())
+            if record is not None and record.seed != seed:
+                raise ValueError(
+                    f"{path} holds a run of seed {record.seed}; rename the folder to "
+                    f"seed{record.seed}, or move it elsewhere"
+                )
+        names = [path.relative_to(root).as_posix() for path in numbered.values()]
+        return cls.read(root, names, note)
 
     @property
     def finished(self) -> list[RunRecord]:

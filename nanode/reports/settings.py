@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from nanode.reports.markdown import table
 from nanode.reports.marks import images_per_second
 from nanode.training import Costs, Flow, RunRecord
-from nanode.training.records import Record
+from nanode.training.records import THEN, Record
 
 GB = 1e9
+#: Of older records too, in which going on at another commit counts as files that differ.
+MODIFIED = "A + behind a commit: at some start of the run files differed from it."
 
 
 def settings(records: Iterable[RunRecord]) -> dict[str, str]:
@@ -50,7 +52,12 @@ def settings_table(
         [*header, *varied],
         [[*name, *(row[key] for key in varied)] for name, row in found.items()],
     )
-    return (f"All of these: {'; '.join(common)}.\n\n" if common else "") + (rest if varied else "")
+    parts = [
+        f"All of these: {'; '.join(common)}." if common else "",
+        rest if varied else "",
+        MODIFIED if any("+" in row["commit"] for row in found.values()) else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _together(values: Iterable[str]) -> str:
@@ -83,10 +90,11 @@ def hardware(record: RunRecord) -> str:
 
 
 def commit(record: Record) -> str:
-    """The commit that trained it; + means that files differed from it."""
+    """The commit that trained it, or several; + means that files differed from it."""
     if record.commit is None:
         return "unknown"
-    return record.commit[:9] + ("+" if record.modified else "")
+    parts = [part[:9] for part in record.commit.split(THEN)]
+    return THEN.join(parts) + ("+" if record.modified else "")
 
 
 def _moves(record: RunRecord) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from nanode.training.config import Settings, differences
@@ -31,7 +31,12 @@ def save_weights(path: Path, tensors: dict[str, Tensor], **notes: Any) -> None:
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     header = {key: json.dumps(value) for key, value in notes.items()}
-    write_atomically(path, lambda half: save_file(own, half, metadata=header))
+
+    def write(half: Path) -> None:
+        # As other files are: safetensors' own writing keeps all but the owner from reading.
+        half.write_bytes(save(own, metadata=header))
+
+    write_atomically(path, write)
 
 
 def load_weights(path: Path, model: nn.Module) -> None:

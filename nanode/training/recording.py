@@ -5,17 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from nanode.block import flows
 from nanode.training.checkpoints import earlier_record
 from nanode.training.config import Settings
 from nanode.training.costs import describe
 from nanode.training.documents import save_config
 from nanode.training.environment import commit, hardware, now, versions
-from nanode.training.files import check_writable, remove_halves
+from nanode.training.files import remove_halves
 from nanode.training.journal import Journal
+from nanode.training.locks import locked
 from nanode.training.loop import Diverged
 from nanode.training.progress import Clock
-from nanode.training.records import Record
+from nanode.training.records import THEN, Record
 
 R = TypeVar("R", bound=Record)
 L = TypeVar("L", bound="Runs")
@@ -30,28 +33,53 @@ class Runs(Protocol):
         """Train, telling ``saved`` where the record should be written."""
 
 
-def begun(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | None:
-    """The record of an earlier call; raises where a run there failed, or can't be gone on with."""
-    check_writable(folder)
-    earlier = earlier_record(kind, config, folder, resume)
-    if earlier is not None and earlier.status == "failed":
-        raise Diverged(
-            f"the run in {folder} failed before and would again (delete it to try all the same): "
-            f"{earlier.message}"
+def run_once(
+    kind: type[R],
+    config: Settings,
+    folder: Path,
+    resume: bool,
+    train: Callable[[R | None], R],
+) -> R:
+    """Have ``train`` begin a run or go on from an earlier call's record, with the folder locked.
+
+    A finished run is not repeated, and one that failed is refused; the caller's random state is
+    left alone.
+    """
+    with locked(folder):
+        earlier = earlier_record(kind, config, folder, resume)
+        if earlier is not None and earlier.status == "finished":
+            return earlier
+        if earlier is not None and earlier.status == "failed":
+            raise Diverged(
+                f"the run in {folder} failed before and would again (delete it to try all the "
+                f"same): {earlier.message}"
+            )
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            return train(earlier)
+
+
+def finished(kind: type[R], folder: Path) -> R:
+    """The record of a finished run; raises where it isn't."""
+    record = kind.load(folder / "run.json")
+    if record.status == "running":
+        raise ValueError(
+            f"the run in {folder} was interrupted or is still running, expected a finished one; "
+            "give its train command again to go on with it"
         )
-    return earlier
+    if record.status != "finished":
+        raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
+    return record
 
 
 def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], Any]) -> R:
     """The record of a run that begins, or goes on."""
     at, modified = commit()
     if earlier is not None:
-        # What goes on at another commit isn't that of the first: its files differ.
-        differs = True if at != earlier.commit else earlier.modified or modified
         return replace(
             earlier,
             config=setup.config,
-            modified=differs,
+            commit=_then(earlier.commit, at),
+            modified=_either(earlier.modified, modified),
             hardware=earlier.hardware | _both(earlier.hardware, hardware(setup.fabric.device)),
             versions=earlier.versions | _both(earlier.versions, versions()),
         )
@@ -75,10 +103,29 @@ _TOLD = ("name", "nanode", "python", "torch", "cuda")
 def _both(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What is told of both, where they differ one after the other."""
     return {
-        key: ", then ".join(dict.fromkeys(str(found[key]) for found in (then, now) if key in found))
+        key: _then(*(str(found[key]) for found in (then, now) if key in found))
         for key in _TOLD
         if then.get(key) != now.get(key)
     }
+
+
+def _then(*told: str | None) -> str | None:
+    """What the starts of a run told, each once and in order; None where none told anything.
+
+    >>> _then("a, then b", "a"), _then(None, "b"), _then(None, None)
+    ('a, then b', 'unknown, then b', None)
+    """
+    if not any(told):
+        return None
+    parts = (part for one in told for part in (one or "unknown").split(THEN))
+    return THEN.join(dict.fromkeys(parts))
+
+
+def _either(then: bool | None, now: bool | None) -> bool | None:
+    """Whether files were modified at any start; None where that is unknown."""
+    if then or now:
+        return True
+    return None if then is None or now is None else False
 
 
 def carry_out(

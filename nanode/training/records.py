@@ -13,6 +13,8 @@ from nanode.values import check_choice, check_number
 #: The version of the file's layout.
 FORMAT = 1
 STATUSES = ("running", "finished", "failed")
+#: Between what differed from one start of a run to the next.
+THEN = ", then "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +114,9 @@ class Record:
     #: Why a run failed.
     message: str | None = None
     seed: int
+    #: Of the source; where a run went on at another one, all, one after the other.
     commit: str | None = None
-    #: Whether files of the package differed from the commit.
+    #: Whether files of the package differed from the commit, at any start.
     modified: bool | None = None
     versions: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)

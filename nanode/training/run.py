@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from nanode.block import flows
@@ -30,7 +29,7 @@ from nanode.training.evaluation import Score, score
 from nanode.training.journal import Journal
 from nanode.training.loop import Loop, restore_random
 from nanode.training.progress import Clock, Progress
-from nanode.training.recording import begun, carry_out, opened
+from nanode.training.recording import carry_out, finished, opened, run_once
 from nanode.training.records import Metrics, RunRecord, Times
 from nanode.training.setup import (
     Setup,
@@ -53,17 +52,18 @@ def train(
 
     A finished run is not repeated: its record is returned. With ``resume=False`` the folder must
     not hold a run. The caller's random state is left alone. ``stop`` is asked after each step: once
-    it says true, a checkpoint is written and the record comes back as "running".
+    it says true, a checkpoint is written and the record comes back as "running". A folder that
+    another process trains in is refused.
 
     Raises ``Diverged`` at a loss that is no finite number; ``run.json`` then says "failed".
     """
     folder = Path(run_folder)
-    earlier = begun(RunRecord, config, folder, resume)
-    if earlier is not None and earlier.status == "finished":
-        return earlier
-    clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+
+    def go_on(earlier: RunRecord | None) -> RunRecord:
+        clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
         return _train(prepare(config), folder, earlier, clock, stop)
+
+    return run_once(RunRecord, config, folder, resume, go_on)
 
 
 def evaluate(
@@ -95,9 +95,7 @@ def evaluate(
 def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
     """The model of a finished run with its final weights, in eval mode, and its configuration."""
     folder = Path(run_folder)
-    record = RunRecord.load(folder / "run.json")
-    if record.status != "finished":
-        raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
+    record = finished(RunRecord, folder)
     path = folder / "final.safetensors"
     notes = weights_notes(path)
     model = make_model(record.config, notes["channels"], notes["classes"])

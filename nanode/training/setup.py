@@ -1,9 +1,10 @@
 """All that takes part in a run, made from its configuration: nothing is written here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Images, load
 from nanode.data.source import show_progress
 from nanode.models import create
+from nanode.models.flows import SOLVERS
+from nanode.solvers import Invertible
 from nanode.training.average import Average
 from nanode.training.calibration import calibrate
 from nanode.training.config import AugmentConfig, PenaltyConfig, Settings, TrainConfig
@@ -18,9 +21,12 @@ from nanode.training.evaluation import Score, score
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.trajectories import coefficient_penalty, function_penalty, smoothness_penalty
+from nanode.values import nearest
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass
@@ -123,19 +129,38 @@ def load_data(config: TrainConfig) -> ImageData:
 
 def make_model(config: TrainConfig, channels: int, classes: int) -> nn.Module:
     """The model of a configuration, as it starts."""
-    try:
-        model = create(
-            config.model,
-            preset=config.preset,
-            channels=channels,
-            classes=classes,
-            **config.options,
-        )
-    except TypeError as why:
-        raise ValueError(f"options doesn't fit the model {config.model!r}: {why}") from why
+    shape = {"preset": config.preset, "channels": channels, "classes": classes}
+    model = built(create, config.model, shape, config.options)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def built(create: Callable[..., M], name: str, shape: dict[str, Any], options: dict[str, Any]) -> M:
+    """A model by name, of a shape that is settled; what is wrong with its options is said first."""
+    known = [key for key in signature(create).parameters if key not in ("name", *shape)]
+    for key in options:
+        if key not in known:
+            raise ValueError(
+                f"options has no {key!r}, only {', '.join(known)}{nearest(key, known)}"
+            )
+    _check_reversal(options)
+    try:
+        return create(name, **shape, **options)
+    except TypeError as why:
+        raise ValueError(f"options doesn't fit the model {name!r}: {why}") from why
+
+
+def _check_reversal(options: dict[str, Any]) -> None:
+    """Refuse a solver that can't be undone, in the words of configurations."""
+    solver = options.get("solver") or "euler"
+    undone = [name for name, (make, _) in SOLVERS.items() if isinstance(make(), Invertible)]
+    if options.get("gradient") == "reversal" and solver in set(SOLVERS).difference(undone):
+        raise ValueError(
+            f"options.gradient reversal undoes the solver's steps, and {solver}'s can't be undone; "
+            f"options.solver may be {', '.join(undone)} (on the command line "
+            "--options.solver coupled-euler), or options.gradient checkpointed"
+        )
 
 
 def penalty(config: PenaltyConfig, model: nn.Module) -> Tensor:

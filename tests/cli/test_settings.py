@@ -57,6 +57,18 @@ def test_a_value_can_be_taken_away(quick):
     assert settled("--config", quick, "--average", "null").average is None
 
 
+@pytest.mark.parametrize("text", ["2024", "1e3", "true", "2024-01-01", "[a]", "a: b", "'a'"])
+def test_text_is_what_was_typed(quick, text):
+    assert settled("--config", quick, "--data-root", text).data_root == text
+    assert settled("--config", quick, "--data", text).data == text
+
+
+def test_text_can_be_taken_away(quick):
+    quick.write_text(quick.read_text() + "data_root: there\n")
+    assert settled("--config", quick).data_root == "there"
+    assert settled("--config", quick, "--data-root", "null").data_root is None
+
+
 def test_underscores_and_hyphens(quick):
     assert settled("--config", quick, "--batch_size", 7).batch_size == 7
     assert settled("--config", quick, "--batch-size", 7).batch_size == 7
@@ -89,6 +101,7 @@ def test_refuses(quick, tokens, message):
     [
         (("--model", "auto"), "--data is needed, or a --recipe .*: digits-tiny takes seconds"),
         (("--recipe", "tabel1"), "Did you mean 'table1'"),
+        (("--recipe", "moving-mnist-tiny"), "^'moving-mnist-tiny' is a recipe of `nanode train v"),
         (("--config", "nowhere.yaml"), r"can't read the configuration nowhere\.yaml"),
     ],
 )

@@ -103,6 +103,11 @@ def test_an_image_run_is_no_video_run(nanode, run, quick, tmp_path):
     assert f"{run / 'run.json'} is the record of a video run, not of an image run" in err
 
 
+def test_a_recipe_of_images(nanode, tmp_path):
+    status, _, err = nanode("train", "video", "--recipe", "digits-tiny", "--out", tmp_path / "r")
+    assert (status, err) == (1, "nanode: 'digits-tiny' is a recipe of `nanode train image`\n")
+
+
 def test_a_model_that_does_not_exist(nanode, tmp_path):
     tokens = (
         "--data",

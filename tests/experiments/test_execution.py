@@ -2,8 +2,11 @@
 
 import shutil
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from threading import Event
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from nanode.experiments import Options, Planned, execution, reproduce
 from nanode.experiments.execution import BrokenOff, matches, until
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.training import OptimizerConfig, RunRecord, train
+from nanode.training.locks import locked
 from nanode.training.loop import Loop
 from tests.experiments.runs import execute, outcomes
 
@@ -320,6 +324,64 @@ def test_a_run_made_again_is_measured_again(tmp_path, runs, monkeypatch):
     (tmp_path / run.name / "run.json").unlink()
     execute([run], tmp_path, prune=True)
     assert measured("look", tmp_path / run.name) == {"found": 2}
+
+
+@contextmanager
+def held(folder):
+    """Another process has the folder; a thread stands for it."""
+    taken, given_back = Event(), Event()
+
+    def hold():
+        with locked(folder):
+            taken.set()
+            given_back.wait()
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(hold)
+        taken.wait()
+        try:
+            yield
+        finally:
+            given_back.set()
+
+
+def contents(folder):
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("cut", ["nothing", "checkpoints"])
+def test_a_run_that_another_process_is_at_is_passed_over(tmp_path, runs, steps, capsys, cut):
+    """Also before its first checkpoint, when its record alone would be cleared away."""
+    list(outcomes(runs[:1], tmp_path, stop=lambda: steps.count >= 5))
+    folder = tmp_path / runs[0].name
+    shutil.rmtree(folder / cut, ignore_errors=True)
+    with held(folder):
+        before = contents(folder)
+        found = list(outcomes(runs, tmp_path, prune=True))
+        assert contents(folder) == before
+    assert [outcome.planned.name for outcome in found] == ["some/seed1", "some/seed2"]
+    assert "passed over: the run in" in capsys.readouterr().err
+    assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
+
+
+def test_a_run_that_another_process_ended_meanwhile_is_not_repeated(tmp_path, runs, steps):
+    """Though its weights were removed: it was still open when the call began."""
+    found = outcomes(runs[:2], tmp_path, prune=True)
+    next(found)
+    execute(runs[1:2], tmp_path, prune=True)
+    before = steps.count
+    assert [(outcome.planned.name, outcome.new) for outcome in found] == [("some/seed1", False)]
+    assert steps.count == before
+
+
+def test_a_run_is_held_while_it_is_measured(tmp_path, runs, monkeypatch):
+    def look(folder):
+        assert (folder / ".lock").exists()
+        return {}
+
+    monkeypatch.setitem(MEASUREMENTS, "look", look)
+    execute([replace(runs[0], measure="look")], tmp_path)
+    assert not (tmp_path / runs[0].name / ".lock").exists()
 
 
 def test_plans_that_grow_are_carried_out_to_the_end(tmp_path, runs):

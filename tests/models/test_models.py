@@ -147,6 +147,8 @@ def test_steps_count_evaluations(solver):
         ({"name": "t-nanod-10"}, "Did you mean 't-nanode-D'"),
         ({"name": "chebychev-4"}, "Did you mean 'chebyshev-D'"),
         ({"name": "t-nanode"}, "Did you mean 't-nanode-D'"),
+        ({"name": "t-nanode-D"}, "stands for a number; give one, such as 't-nanode-10'"),
+        ({"name": "chebyshev-D-independent"}, "such as 'chebyshev-10-independent'"),
         ({"name": "b-nanode-0"}, "at least 1"),
         ({"name": "auto-3"}, "got 'auto-3'"),
         ({"name": "auto", "preset": "papper"}, "Did you mean 'paper'"),

@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from nanode.reports import Cell, find_record
 
 
@@ -53,3 +55,18 @@ def test_every_seed_in_a_folder(tmp_path, make):
         make(seed=seed, accuracy=0.75).save(folder / "run.json")
     assert str(Cell.seeds(tmp_path, "row")) == "75.00 ± 0.00 (seeds 9, 10)"
     assert str(Cell.seeds(tmp_path, "another", "open")) == "open"
+
+
+def test_copies_beside_the_seeds_do_not_count(tmp_path, make):
+    for name in ("seed0", "seed0-old", "seed1.bak", "seeds", "seed01"):
+        folder = tmp_path / "row" / name
+        folder.mkdir(parents=True)
+        make(accuracy=0.75).save(folder / "run.json")
+    assert str(Cell.seeds(tmp_path, "row")) == "75.00 (seed 0)"
+
+
+def test_a_folder_of_another_seed_is_refused(tmp_path, make):
+    (tmp_path / "row/seed3").mkdir(parents=True)
+    make(seed=0).save(tmp_path / "row/seed3/run.json")
+    with pytest.raises(ValueError, match=r"row/seed3 holds a run of seed 0; .*seed0, or move it"):
+        Cell.seeds(tmp_path, "row")

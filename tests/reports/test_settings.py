@@ -33,6 +33,20 @@ def test_runs_that_differ_show_all_values(make):
     assert found["commit"] == "012345678 / unknown / 012345678+"
 
 
+def test_commits_one_after_the_other(make):
+    both = f"{'a' * 40}, then {'b' * 40}"
+    assert settings([make(commit=both)])["commit"] == "aaaaaaaaa, then bbbbbbbbb"
+    assert settings([make(commit=both, modified=True)])["commit"] == "aaaaaaaaa, then bbbbbbbbb+"
+
+
+def test_a_plus_is_explained_where_there_is_one(make):
+    plain, modified = (("a",), [make()]), (("b",), [make(modified=True)])
+    explained = "A + behind a commit: at some start of the run files differed from it."
+    assert explained not in settings_table([plain], ["model"])
+    assert settings_table([modified], ["model"]).endswith(f"\n\n{explained}")
+    assert settings_table([plain, modified], ["model"]).endswith(f"| 012345678+ |\n\n{explained}")
+
+
 @pytest.mark.parametrize(
     ("model", "field", "options", "start", "affines"),
     [

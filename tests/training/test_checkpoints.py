@@ -1,5 +1,6 @@
 """Files are there whole or not at all, and hold what was put in."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,18 @@ def test_weights_with_notes(tmp_path):
     path.write_bytes(b"half")
     with pytest.raises(ValueError, match="can't be read"):
         weights_notes(path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_weights_may_be_read_by_whom_the_umask_says(tmp_path, config, mask, mode):
+    before = os.umask(mask)
+    try:
+        save_weights(tmp_path / "final.safetensors", {"weight": torch.ones(2)})
+        saved(tmp_path, config)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {mode}
 
 
 def saved(folder, config, step=3):

@@ -1,6 +1,7 @@
 """Whole runs on real digits."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from nanode.training import (
     PenaltyConfig,
     RunRecord,
     ScheduleConfig,
+    evaluate,
     load_config,
     load_model,
     recipe,
@@ -77,7 +79,9 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"batch_size": 5000}, "fewer than a batch of 5,000"),
         ({"data": "digit"}, "Did you mean 'digits'"),
         ({"model": "t-nanod-2"}, "Did you mean 't-nanode-D'"),
-        ({"options": {"step": 3}}, "options doesn't fit the model 't-nanode-2'.*'step'"),
+        ({"options": {"step": 3}}, "options has no 'step', only steps, .*Did you mean 'steps'"),
+        ({"options": {"steps": 2, "classes": 3}}, "options has no 'classes'"),
+        ({"options": {"gradient": "reversal"}}, "--options.solver coupled-euler"),
         ({"validation": 1437}, "got 1437"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
         ({"model": "auto", "penalty": PenaltyConfig(weight=0.1)}, "no weights that move in time"),
@@ -235,7 +239,7 @@ def test_a_look_between_epochs_has_the_statistics_of_averaged_weights(
 
 def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
     steps = iter(range(100))
-    for name in ("a", "b"):
+    for name in ("a", "b", "a", "b"):
         monkeypatch.setattr("nanode.training.recording.commit", lambda name=name: (name, False))
         monkeypatch.setattr(
             "nanode.training.recording.hardware", lambda device, name=name: {"name": name}
@@ -243,11 +247,58 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
         monkeypatch.setattr(
             "nanode.training.recording.versions", lambda name=name: {"torch": f"torch of {name}"}
         )
-        record = train(config, tmp_path, stop=lambda: next(steps) == 5)
+        record = train(config, tmp_path, stop=lambda: next(steps) in (5, 7, 9))
     assert record.status == "finished"
-    assert (record.commit, record.modified) == ("a", True)
+    assert (record.commit, record.modified) == ("a, then b", False)
     assert record.hardware["name"] == "a, then b"
     assert record.versions["torch"] == "torch of a, then torch of b"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (("a", True), ("a", False), ("a", True)),
+        (("a", False), ("b", True), ("a, then b", True)),
+        (("a", False), ("b", None), ("a, then b", None)),
+        (("a", None), ("a", False), ("a", None)),
+        ((None, None), ("b", False), ("unknown, then b", None)),
+        (("a", True), (None, None), ("a, then unknown", True)),
+        ((None, None), (None, None), (None, None)),
+    ],
+)
+def test_commits_of_a_run_that_goes_on(
+    tmp_path, config, perceptron, monkeypatch, first, second, told
+):
+    steps, config = iter(range(100)), replace(config, options={})
+    for found in (first, second):
+        monkeypatch.setattr("nanode.training.recording.commit", lambda found=found: found)
+        record = train(config, tmp_path, stop=lambda: next(steps) == 5)
+    assert (record.commit, record.modified) == told
+
+
+def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, config, perceptron):
+    config, folder = replace(config, options={}), tmp_path / "run"
+    steps, tried = iter(range(100)), []
+
+    def stop():
+        """In the middle of the run; a thread stands for the other process."""
+        if next(steps) == 12:
+            before = sorted(folder.rglob("*"))
+            with ThreadPoolExecutor() as pool:
+                tried.append(pool.submit(train, config, folder).exception())
+            assert sorted(folder.rglob("*")) == before
+        return False
+
+    assert train(config, folder, stop=stop).times.starts == 1
+    assert "is being trained by another process" in str(tried[0])
+    assert not (folder / ".lock").exists()
+
+
+def test_a_run_that_was_interrupted_is_not_evaluated(tmp_path, config):
+    train(config, tmp_path, stop=lambda: True)
+    message = "was interrupted or is still running, expected a finished one; give its train command"
+    with pytest.raises(ValueError, match=message):
+        evaluate(tmp_path)
 
 
 def test_final_weights_that_are_not_finite_are_a_run_that_diverged(tmp_path, config, monkeypatch):

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nanode.models.video import SVG
 from nanode.training.checkpoints import (
     last_checkpoint,
@@ -24,7 +22,7 @@ from nanode.training.checkpoints import (
 from nanode.training.journal import Journal
 from nanode.training.loop import restore_random
 from nanode.training.progress import Clock
-from nanode.training.recording import begun, carry_out, opened
+from nanode.training.recording import carry_out, finished, opened, run_once
 from nanode.training.records import Times
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.costs import measure_video_costs
@@ -46,13 +44,13 @@ def train_video(
     number.
     """
     folder = Path(run_folder)
-    earlier = begun(VideoRecord, config, folder, resume)
-    if earlier is not None and earlier.status == "finished":
-        return earlier
-    images = config.batch_size * config.length
-    clock = Clock(Times() if earlier is None else earlier.times, images)
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+
+    def go_on(earlier: VideoRecord | None) -> VideoRecord:
+        images = config.batch_size * config.length
+        clock = Clock(Times() if earlier is None else earlier.times, images)
         return _train(prepare(config), folder, earlier, clock, stop)
+
+    return run_once(VideoRecord, config, folder, resume, go_on)
 
 
 def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
@@ -61,9 +59,7 @@ def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
     Its flows aren't compiled: generation has many shapes, and each would be compiled for.
     """
     folder = Path(run_folder)
-    record = VideoRecord.load(folder / "run.json")
-    if record.status != "finished":
-        raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
+    record = finished(VideoRecord, folder)
     path = folder / "final.safetensors"
     notes = weights_notes(path)
     options = {key: value for key, value in record.config.options.items() if key != "compile"}

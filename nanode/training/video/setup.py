@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +17,10 @@ from nanode.training.calibration import calibrate
 from nanode.training.costs import uncompiled
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
-from nanode.training.setup import make_fabric
+from nanode.training.setup import built, make_fabric
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import Elbo, check_range, loss_terms
 from nanode.training.video.order import Order, latent_noise
-from nanode.values import nearest
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -137,16 +135,7 @@ def check_length(clips: Clips, needed: int, what: str) -> None:
 def make_model(config: VideoConfig, channels: int, size: int) -> SVG:
     """The model of a configuration, as it starts."""
     shape = {"channels": channels, "size": size, "channels_last": config.channels_last}
-    known = [name for name in signature(create).parameters if name not in ("name", *shape)]
-    for name in config.options:
-        if name not in (*known, *shape):
-            raise ValueError(
-                f"options has no {name!r}, only {', '.join(known)}{nearest(name, known)}"
-            )
-    try:
-        return create(config.model, **shape | config.options)
-    except TypeError as why:
-        raise ValueError(f"options doesn't fit the model {config.model!r}: {why}") from why
+    return built(create, config.model, shape, config.options)
 
 
 @torch.no_grad()

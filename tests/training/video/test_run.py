@@ -1,6 +1,7 @@
 """Whole runs: on squares, and on the digits that come with the package."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from nanode.gradients import Compiled
 from nanode.training import Diverged
+from nanode.training.locks import locked
 from nanode.training.video import (
     AdamConfig,
     VideoRecord,
@@ -222,6 +224,18 @@ def test_a_rate_that_diverges(tmp_path, config):
         load_video_model(tmp_path)
 
 
+def test_a_run_that_was_interrupted_is_not_loaded(tmp_path, config):
+    train_video(config, tmp_path, stop=lambda: True)
+    with pytest.raises(ValueError, match="was interrupted or is still running"):
+        load_video_model(tmp_path)
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(tmp_path, config):
+    with ThreadPoolExecutor() as pool, locked(tmp_path):  # a thread stands for it
+        tried = pool.submit(train_video, config, tmp_path).exception()
+    assert "is being trained by another process" in str(tried)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -230,6 +244,7 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"n_eval": 13}, "12 frames a clip, too few for n_eval = 13"),
         ({"model": "svg-nano"}, "Did you mean 'svg-nanode'"),
         ({"options": {"widht": 3}}, "options has no 'widht', only width, .*Did you mean 'width'"),
+        ({"options": {"gradient": "reversal"}}, "--options.solver coupled-euler"),
         ({"options": {"rnn_size": 0}}, "rnn_size must be a whole number of at least 1, got 0"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
     ],
