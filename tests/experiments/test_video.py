@@ -1,6 +1,7 @@
 """Table 2 and its figure: plans, the tiny variant from start to report, and what the tables say."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -147,6 +148,15 @@ def test_losses_are_compared_at_steps_that_all_runs_have(tmp_path, write):
     # NANODE was tested at step 25, where its time was over; the others at 20 and 30.
     assert "same number of steps: 20" in steps
     assert _ratios(steps) == {"svg": "1.000", "svg-auto": "1.000", "svg-nanode": "0.500"}
+
+
+def test_copies_beside_the_seeds_do_not_count(tmp_path, write):
+    run = planned(Options(seeds=1))[0]
+    write(run, [4.0, 2.0], pace=1.0)
+    folder = tmp_path / run.name
+    shutil.copytree(folder, folder.with_name("seed0-old"))
+    (only,) = finished(tmp_path, "moving-mnist")[run.config.model]
+    assert only.folder == folder
 
 
 def test_a_model_that_failed_does_not_take_the_others_along(tmp_path, write):
