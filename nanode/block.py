@@ -134,6 +134,8 @@ class ODEBlock(nn.Module):
         """Have the stages keep what is made of them alone, so that no tracer meets it."""
         if self._plan is not None:
             for part in self.field.modules():
+                if any(tensor.is_meta for tensor in (*part.parameters(), *part.buffers())):
+                    continue  # nothing can be made of it yet
                 if isinstance(part, Basis):
                     kept_values(part, self._plan.stages)
                 if isinstance(part, Trajectory):

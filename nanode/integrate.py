@@ -225,7 +225,7 @@ def _default_interval(
     if at is None:
         given = steps.times if isinstance(steps, Given) else (0.0, 1.0)
         return field.interval or (given[0], given[-1])
-    if at[0] == at[-1]:
+    if len(set(at)) == 1:
         raise ValueError(
             f"at = {list(at)} says where the solve ends and not where it starts; pass "
             f"interval=(t0, {at[-1]}) too"

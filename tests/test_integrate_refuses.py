@@ -64,6 +64,7 @@ def test_refuses_times_that_are_not_monotone(at):
         ({"steps": 3, "at": torch.tensor(1.0)}, "at must be a sequence of times"),
         ({"steps": 3, "at": "1.0"}, "at must be a sequence of times"),
         ({"at": [1.0]}, r"at = \[1\.0\] says where the solve ends.*interval=\(t0, 1\.0\) too"),
+        ({"at": [0.0, 1.0, 0.0]}, "interval must be two different finite times"),
         ({"steps": 3, "at": [1.0]}, "not where it starts"),
         ({"steps": 3, "interval": 2.0}, r"interval must be two times \(t0, t1\), got 2\.0"),
         ({"steps": 3, "interval": (0.0, 0.5, 1.0)}, r"two times \(t0, t1\), got \(0\.0, 0\.5"),

@@ -88,5 +88,7 @@ def _given(option: Argument) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _read(text: str, hint: Any) -> Any:
     """A value for a field of some type: as in YAML, or as it stands where text is wanted."""
+    if hint is str:
+        return text
     value = read_value(text)
-    return text if hint is str or (hint == str | None and value is not None) else value
+    return text if hint == str | None and value is not None else value

@@ -164,7 +164,12 @@ def over(run: Planned, root: str | Path) -> bool:
     path = folder / "run.json"
     if not path.exists():
         return False
-    record = load_record(run, folder)
+    try:
+        record = load_record(run, folder)
+    except ValueError:
+        if not path.exists():  # another process begins it anew
+            return False
+        raise
     check_same(record.config.as_dict(), run.config, str(folder))
     if record.status == "finished":
         return not run.unmeasured(Path(root))
@@ -197,7 +202,7 @@ def remove_large(folder: Path) -> None:
     for name in LARGE:
         path = folder / name
         if path.is_dir():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # another process may be at it too
         else:
             path.unlink(missing_ok=True)
 

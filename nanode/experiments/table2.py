@@ -157,6 +157,8 @@ def _comparison(title: str, runs: Runs, column: int, limit: dict[str, Any]) -> s
                 _mean([elbo.loss_over_beta for elbo in scales if elbo], ".1f"),
             ]
         )
+    if ratios["svg"] is not None:
+        ratios["svg"] = Spread(1.0, None, 0)  # to itself, whatever the seed
     verdicts = [f"- {claim.text}: {judge(claim, ratios)}" for claim in (*CLAIMS, AUTO[column])]
     return f"## {title}\n\n{table(header, rows)}\n\n" + "\n".join(verdicts)
 

@@ -218,15 +218,16 @@ def convert_norms(module: nn.Module) -> nn.Module:
 
 def _converted(norm: Any) -> nn.Module:
     """One of torch's norms as one of ours; without statistics, as it is."""
-    if not norm.track_running_stats or norm.running_mean is None:
+    if not norm.track_running_stats:
         return norm  # type: ignore[no-any-return]
     if norm.momentum is None:
         raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
     own = BatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine)
     if norm.affine:
         own.weight, own.bias = norm.weight, norm.bias
-    own.running_mean = norm.running_mean.detach()[None].clone()
-    own.running_var = norm.running_var.detach()[None].clone()
+    if norm.running_mean is not None:
+        own.running_mean = norm.running_mean.detach()[None].clone()
+        own.running_var = norm.running_var.detach()[None].clone()
     return own.train(norm.training)
 
 

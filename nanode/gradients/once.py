@@ -22,16 +22,16 @@ def once(backward: Backward) -> Backward:
 
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second("this gradient method")
+        refuse_second("this gradient method", " with compile=False")
         return backward(ctx, *grads)
 
     return wrapped
 
 
-def refuse_second(method: str) -> None:
+def refuse_second(method: str, besides: str = "") -> None:
     """Raise in a backward pass whose results are to have a graph of their own."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             f"{method} gives first derivatives only, and create_graph=True asks for more; use "
-            "gradient=nanode.Backprop() with compile=False"
+            f"gradient=nanode.Backprop(){besides}"
         )

@@ -29,7 +29,8 @@ class Claim:
 class Verdict:
     """What became of a claim."""
 
-    #: The smallest lead of a better model over a worse one, in points; None if not measured.
+    #: The smallest lead of a better model over a worse one among the pairs that decide it, in
+    #: points; None if not measured.
     margin: float | None
     #: None if it can't be said: not measured, within the spread, or no spread is known.
     held: bool | None
@@ -68,13 +69,24 @@ def judge(
     known = {name: value for name, value in found.items() if value is not None}
     if len(known) < len(found):
         return Verdict(None, None)
-    low = min((known[name] for name in claim.better), key=lambda value: value.mean)
-    high = max((known[name] for name in claim.worse), key=lambda value: value.mean)
-    margin = low.mean - high.mean
-    single = min(low.count, high.count) == 1
     noise = noise or pooled(measured.values())
+    pairs = [
+        _compared(known[better], known[worse], noise, claim.ties)
+        for better in claim.better
+        for worse in claim.worse
+    ]
+    # One pair against it is enough, and then one that decides nothing.
+    telling = next(
+        group for held in (False, None, True) if (group := [p for p in pairs if p.held is held])
+    )
+    return min(telling, key=lambda pair: pair.margin or 0.0)
+
+
+def _compared(better: Spread, worse: Spread, noise: Noise | None, ties: bool) -> Verdict:
+    """What becomes of a claim about two models."""
+    margin, single = better.mean - worse.mean, 1 in (better.count, worse.count)
     if noise is None:
         return Verdict(margin, None, None, single)
-    within = abs(margin) <= noise.undecided(low, high)
-    held = within or margin > 0 if claim.ties else None if within else margin > 0
+    within = abs(margin) <= noise.undecided(better, worse)
+    held = within or margin > 0 if ties else None if within else margin > 0
     return Verdict(margin, held, within, single)

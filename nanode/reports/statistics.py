@@ -12,6 +12,7 @@ class Spread:
 
     mean: float
     deviation: float | None
+    #: How many values it is the mean of; 0 of a number that is no measurement, as 1 is of a ratio.
     count: int
 
     def __str__(self) -> str:
@@ -47,10 +48,9 @@ class Noise:
     def undecided(self, *sides: Spread) -> float:
         r"""How far two means may be apart by chance: :math:`t\,s\sqrt{1/n_1 + 1/n_2}`.
 
-        t is the 97.5 % quantile of Student's distribution. A side whose deviation is 0 is no
-        measurement but a fixed number, as the ratio of something to itself.
+        t is the 97.5 % quantile of Student's distribution.
         """
-        parts = sum(1 / side.count for side in sides if side.deviation != 0)
+        parts = sum(1 / side.count for side in sides if side.count)
         return student(self.freedom) * self.deviation * math.sqrt(parts)
 
 
@@ -60,10 +60,12 @@ def pooled(spreads: Iterable[Spread | None]) -> Noise | None:
     >>> pooled([Spread(84.0, 3.0, 3), Spread(80.0, 4.0, 3), Spread(70.0, None, 1)])
     Noise(deviation=3.5355339059327378, freedom=4)
     """
-    known = [(s.deviation, s.count - 1) for s in spreads if s is not None and s.deviation]
+    known = [
+        (s.deviation, s.count - 1) for s in spreads if s is not None and s.deviation is not None
+    ]
+    if not any(deviation for deviation, _ in known):
+        return None  # none, or all alike by the coarseness of what is counted
     freedom = sum(free for _, free in known)
-    if not freedom:
-        return None
     return Noise(math.sqrt(sum(free * s**2 for s, free in known) / freedom), freedom)
 
 

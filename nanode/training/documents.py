@@ -66,7 +66,7 @@ def read_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # the latter for a 30th of February
         return text
 
 

@@ -1,7 +1,8 @@
-"""One process at a time at a run: a lock in its folder, which ends with the process in any case.
+"""One process at a time at a run: a lock in its folder, which ends with the process.
 
-The file ``.lock`` is there as long as it is held; one that a killed process left is nobody's. Where
-the system or the file system knows no such locks (Windows), nothing is locked.
+The file ``.lock`` is there as long as it is held; one that a killed process left holds nobody up
+(unless that process has left children, which share its lock). Where the system or the file system
+knows no such locks (Windows), nothing is locked.
 """
 
 import os
@@ -18,6 +19,8 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+#: How often it may be removed by others just before it is locked.
+TRIES = 1000
 #: The folders that this thread holds: whoever carries out a plan holds one, and so does ``train``.
 _HELD: ContextVar[frozenset[Path]] = ContextVar("_HELD", default=frozenset())
 
@@ -35,13 +38,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     made = [path for path in (place, *place.parents) if not path.exists()]
+    before = _HELD.get()
     file = _acquire(place, folder)
-    before = _HELD.set(_HELD.get() | {place})
     try:
+        _HELD.set(before | {place})
         yield
     finally:
-        _HELD.reset(before)
-        (place / LOCK).unlink(missing_ok=True)  # while it is held: see ``_acquire``
+        _HELD.set(before)
+        with suppress(OSError):  # a file that stays holds nobody up
+            (place / LOCK).unlink()  # while it is held: see ``_acquire``
         os.close(file)
         with suppress(OSError):  # something is in there
             for path in made:
@@ -50,10 +55,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _acquire(place: Path, folder: Path) -> int:
     """Open and lock the file, anew if it was removed between these two by whoever had it."""
-    while True:
+    for _ in range(TRIES):
         try:
             place.mkdir(parents=True, exist_ok=True)
-            file = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            file = _open(place / LOCK)
         except (FileNotFoundError, FileExistsError):  # its holder just removed the folder
             continue
         try:
@@ -69,6 +74,14 @@ def _acquire(place: Path, folder: Path) -> int:
         if _is_at(file, place / LOCK):
             return file
         os.close(file)
+    raise Busy(f"others come and go in {folder}, or its {LOCK} can't be made; remove that file")
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's, which can be locked all the same
+        return os.open(path, os.O_RDONLY)
 
 
 def _is_at(file: int, path: Path) -> bool:

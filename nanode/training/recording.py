@@ -13,7 +13,7 @@ from nanode.training.config import Settings
 from nanode.training.costs import describe
 from nanode.training.documents import save_config
 from nanode.training.environment import commit, hardware, now, versions
-from nanode.training.files import remove_halves
+from nanode.training.files import check_writable, remove_halves
 from nanode.training.journal import Journal
 from nanode.training.locks import locked
 from nanode.training.loop import Diverged
@@ -45,17 +45,25 @@ def run_once(
     A finished run is not repeated, and one that failed is refused; the caller's random state is
     left alone.
     """
+    check_writable(folder)
+    if (over := _over(earlier_record(kind, config, folder, resume), folder)) is not None:
+        return over  # though another process may be measuring it
     with locked(folder):
         earlier = earlier_record(kind, config, folder, resume)
-        if earlier is not None and earlier.status == "finished":
-            return earlier
-        if earlier is not None and earlier.status == "failed":
-            raise Diverged(
-                f"the run in {folder} failed before and would again (delete it to try all the "
-                f"same): {earlier.message}"
-            )
+        if (over := _over(earlier, folder)) is not None:
+            return over
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             return train(earlier)
+
+
+def _over(earlier: R | None, folder: Path) -> R | None:
+    """The record of a run that is finished; raises at one that failed."""
+    if earlier is not None and earlier.status == "failed":
+        raise Diverged(
+            f"the run in {folder} failed before and would again (delete it to try all the same): "
+            f"{earlier.message}"
+        )
+    return earlier if earlier is not None and earlier.status == "finished" else None
 
 
 def finished(kind: type[R], folder: Path) -> R:

@@ -155,7 +155,7 @@ def _check_reversal(options: dict[str, Any]) -> None:
     """Refuse a solver that can't be undone, in the words of configurations."""
     solver = options.get("solver") or "euler"
     undone = [name for name, (make, _) in SOLVERS.items() if isinstance(make(), Invertible)]
-    if options.get("gradient") == "reversal" and solver in set(SOLVERS).difference(undone):
+    if options.get("gradient") == "reversal" and solver in [*SOLVERS] and solver not in undone:
         raise ValueError(
             f"options.gradient reversal undoes the solver's steps, and {solver}'s can't be undone; "
             f"options.solver may be {', '.join(undone)} (on the command line "

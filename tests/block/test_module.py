@@ -182,3 +182,14 @@ class TestModule:
         # Convolutions sum in another order.
         assert (y - z).abs().max() < 1e-12
         assert distance(got, expected) < 1e-12
+
+
+@pytest.mark.parametrize("basis", [nanode.Legendre(2), nanode.RandomFourier(3)], ids=repr)
+def test_meta_and_back(basis):
+    """Made without memory, then filled from a checkpoint."""
+    block = nanode.ODEBlock(nanode.TimeVarying(nn.Linear(3, 3), basis), 4)
+    x, state = torch.randn(2, 3), block.state_dict()
+    expected = block(x)
+    state = {name: value.clone() for name, value in state.items()}
+    block.to("meta").to_empty(device="cpu").load_state_dict(state)
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=0)

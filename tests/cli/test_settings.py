@@ -57,7 +57,9 @@ def test_a_value_can_be_taken_away(quick):
     assert settled("--config", quick, "--average", "null").average is None
 
 
-@pytest.mark.parametrize("text", ["2024", "1e3", "true", "2024-01-01", "[a]", "a: b", "'a'"])
+@pytest.mark.parametrize(
+    "text", ["2024", "1e3", "true", "2024-01-01", "2024-02-30", "[a]", "a: b", "'a'"]
+)
 def test_text_is_what_was_typed(quick, text):
     assert settled("--config", quick, "--data-root", text).data_root == text
     assert settled("--config", quick, "--data", text).data == text
@@ -122,6 +124,7 @@ def test_a_wrong_key_in_a_file_is_named_with_the_file(quick):
     [
         *[("1e-3", 1e-3), ("-2", -2), (".5e1", 5.0), ("1.e2", 100.0), ("{a: 1e-3}", {"a": 1e-3})],
         *[("false", False), ("~", None), ("[1, 2]", [1, 2]), ("", None), ("a: b: c", "a: b: c")],
+        ("2024-02-30", "2024-02-30"),  # no day, so no date
     ],
 )
 def test_values_are_read_as_in_yaml(text, value):

@@ -338,7 +338,7 @@ def held(folder):
 
     with ThreadPoolExecutor() as pool:
         pool.submit(hold)
-        taken.wait()
+        assert taken.wait(timeout=60)
         try:
             yield
         finally:

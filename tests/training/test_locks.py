@@ -1,5 +1,6 @@
 """One process at a time at a run folder."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -48,6 +49,40 @@ def test_another_process_is_refused_until_the_first_ends(tmp_path, other):
     other.wait()
     hold(folder)
     assert not (folder / LOCK).exists()
+
+
+def test_a_file_that_cannot_be_removed_hides_no_error_and_holds_nobody_up(tmp_path, monkeypatch):
+    def unlink(self, **options):
+        raise PermissionError("no")
+
+    def fail():
+        with locked(tmp_path):
+            raise KeyError("the body's")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(KeyError, match="the body's"):
+            fail()
+    hold(tmp_path)
+
+
+def test_what_is_there_and_cannot_be_opened_ends_the_attempt(tmp_path):
+    (tmp_path / LOCK).symlink_to(tmp_path / "no" / "where")
+    with pytest.raises(Busy, match="remove that file"):
+        hold(tmp_path)
+
+
+def test_another_users_file_is_locked_all_the_same(tmp_path, monkeypatch):
+    original = os.open
+    (tmp_path / LOCK).touch()
+
+    def refuse_writing(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise PermissionError("another user's")
+        return original(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse_writing)
+    hold(tmp_path)
 
 
 def test_nothing_is_left_behind(tmp_path):

@@ -22,6 +22,7 @@ from nanode.training import (
     recipe,
     train,
 )
+from nanode.training.locks import locked
 from nanode.training.loop import Loop
 from nanode.training.setup import prepare
 
@@ -82,6 +83,7 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"options": {"step": 3}}, "options has no 'step', only steps, .*Did you mean 'steps'"),
         ({"options": {"steps": 2, "classes": 3}}, "options has no 'classes'"),
         ({"options": {"gradient": "reversal"}}, "--options.solver coupled-euler"),
+        ({"options": {"gradient": "reversal", "solver": ["a"]}}, r"solver must be one of.*\['a'\]"),
         ({"validation": 1437}, "got 1437"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
         ({"model": "auto", "penalty": PenaltyConfig(weight=0.1)}, "no weights that move in time"),
@@ -292,6 +294,8 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, config,
     assert train(config, folder, stop=stop).times.starts == 1
     assert "is being trained by another process" in str(tried[0])
     assert not (folder / ".lock").exists()
+    with locked(folder), ThreadPoolExecutor() as pool:  # measured by another process, say
+        assert pool.submit(train, config, folder).result().status == "finished"
 
 
 def test_a_run_that_was_interrupted_is_not_evaluated(tmp_path, config):
