@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from nanode.analysis.subject import check_block
+from nanode.analysis.subject import as_block
 from nanode.block import ODEBlock
 from nanode.gradients import Backprop, Backsolve, Checkpointed, Evaluations, Gradient, Reversal
 from nanode.gradients.problem import Conditioning, Problem
@@ -79,7 +79,7 @@ def check_gradients(
     >>> report.worst("Reversal") < 1e-4, report.drift < 1e-5
     (True, True)
     """
-    check_block("check_gradients", block)
+    block = as_block("check_gradients", block)
     if block.steps is None:
         raise ValueError("check_gradients needs a block with a fixed-step solver")
     if methods is None:
@@ -103,7 +103,7 @@ def check_gradients(
 @torch.no_grad()
 def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
     """The relative error of x₀ after solving and undoing the solve; None if it can't be undone."""
-    check_block("reversal_drift", block)
+    block = as_block("reversal_drift", block)
     block = copy.deepcopy(block)
     plan = block.plan()
     if plan is None or not isinstance(plan.stepper, Invertible):

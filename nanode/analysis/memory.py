@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nanode.analysis.subject import check_block
+from nanode.analysis.subject import as_block
 from nanode.block import ODEBlock
 from nanode.fields import Weights
 from nanode.stages import Stages
@@ -56,7 +56,7 @@ def measure_memory(block: ODEBlock, x: Any, *conditioning: Any) -> Memory:
     >>> held(10) == held(100)
     True
     """
-    check_block("measure_memory", block)
+    block = as_block("measure_memory", block)
     twin = copy.deepcopy(block)
     x = tree_map(lambda part: part.detach().clone().requires_grad_(), x)
     tables = _TableSpy(twin)

@@ -114,10 +114,11 @@ class Subject:
         return with_parameters(self.block.field, dict(parts), function, *inputs)
 
 
-def check_block(caller: str, given: Any) -> None:
-    """Refuse what is no block, and name the blocks inside it."""
-    if isinstance(getattr(given, "_orig_mod", given), ODEBlock):  # compiled or not
-        return
+def as_block(caller: str, given: Any) -> ODEBlock:
+    """A block, or the one that was compiled; refuse what is none, and name the blocks inside."""
+    given = getattr(given, "_orig_mod", given)
+    if isinstance(given, ODEBlock):
+        return given
     inside = flows(given) if isinstance(given, nn.Module) else {}
     raise ValueError(
         f"{caller} takes an ODEBlock, got {type(given).__name__}; "

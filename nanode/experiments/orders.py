@@ -113,7 +113,8 @@ class OrderTest:
             f"Test accuracy on {TITLES[options.main]} at K = 10, by the recipe of Table 1, "
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
             "T-NANODE ahead of B-NANODE for every order below the number of steps. Of one order T "
-            f"has more to learn: 2d + 1 coefficients a weight, where B has d. {WORDS}"
+            f"has more to learn: 2d + 1 coefficients a weight, where B has d. {WORDS} A "
+            "column without several seeds takes the s of the one before."
         )
         bases = ("t-nanode-10", "b-nanode-10", *LINES)
         undecided = any(choice(model, options, root) is None for model in bases)

@@ -173,7 +173,7 @@ def finished(root: Path, place: str) -> dict[str, list[VideoRun]]:
     """The finished runs in a place by model, in the order of their seeds."""
     found: dict[str, list[VideoRun]] = {}
     for model in MODELS:
-        runs = [run_in(path) for path in _begun(root / "table2" / place / model)]
+        runs = [run_in(path) for path in seed_folders(VideoRecord, root / "table2" / place / model)]
         found[model] = [run for run in runs if run.record.status == "finished"]
     return found
 
@@ -208,13 +208,9 @@ def diverged(root: Path, place: str) -> list[str]:
     return [
         f"{model} {path.name}"
         for model in MODELS
-        for path in _begun(root / "table2" / place / model)
+        for path in seed_folders(VideoRecord, root / "table2" / place / model)
         if VideoRecord.load(path / "run.json").status == "failed"
     ]
-
-
-def _begun(row: Path) -> list[Path]:
-    return [path for path in seed_folders(row).values() if (path / "run.json").exists()]
 
 
 def run_in(folder: Path) -> VideoRun:

@@ -10,7 +10,8 @@ NOT_MEASURED = "not measured"
 WORDS = (
     "“Within the spread”, which decides nothing: no larger than t·s·√(1/n₁ + 1/n₂) for n₁ and n₂ "
     "seeds, with the standard deviation s of all rows of a column that have several seeds together "
-    "and Student's t for 95 %. “For it” and “against it”: s isn't known."
+    "and Student's t for 95 %; rows are taken to vary alike, and independently. “For it” and "
+    "“against it”: s isn't known."
 )
 
 
@@ -85,6 +86,9 @@ def judge(
 def _compared(better: Spread, worse: Spread, noise: Noise | None, ties: bool) -> Verdict:
     """What becomes of a claim about two models."""
     margin, single = better.mean - worse.mean, 1 in (better.count, worse.count)
+    if 0 in (better.count, worse.count):
+        # What a row was divided by is in all rows of the column, which don't vary independently.
+        noise = pooled([better, worse])
     if noise is None:
         return Verdict(margin, None, None, single)
     within = abs(margin) <= noise.undecided(better, worse)

@@ -30,10 +30,20 @@ def find_record_of(kind: type[R], root: Path, name: str) -> R | None:
     return None if record.status == "running" else record
 
 
-def seed_folders(folder: Path) -> dict[int, Path]:
-    """The runs of a row by seed, in order; ``seed0-old`` is no seed's."""
+def seed_folders(kind: type[R], folder: Path) -> list[Path]:
+    """The runs of a row, begun or over, in the order of their seeds; ``seed0-old`` is no seed's.
+
+    Raises if one is of another seed than its folder says: a copy would count as a run of its own.
+    """
     found = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed*"))
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    numbered = dict(sorted((int(match[1]), path) for match, path in found if match))
+    begun = {seed: path for seed, path in numbered.items() if (path / "run.json").exists()}
+    for seed, path in begun.items():
+        own = kind.load(path / "run.json").seed
+        if own != seed:
+            rename = "" if own in numbered else f"rename the folder to seed{own}, or "
+            raise ValueError(f"{path} holds a run of seed {own}; {rename}move it elsewhere")
+    return list(begun.values())
 
 
 @dataclass(frozen=True)
@@ -56,16 +66,8 @@ class Cell:
     @classmethod
     def seeds(cls, root: Path, folder: str, note: str = "") -> "Cell":
         """Every seed's run in a folder that is over."""
-        numbered = seed_folders(root / folder)
-        for seed, path in numbered.items():
-            record = find_record(root, path.relative_to(root).as_posix())
-            if record is not None and record.seed != seed:
-                raise ValueError(
-                    f"{path} holds a run of seed {record.seed}; rename the folder to "
-                    f"seed{record.seed}, or move it elsewhere"
-                )
-        names = [path.relative_to(root).as_posix() for path in numbered.values()]
-        return cls.read(root, names, note)
+        found = seed_folders(RunRecord, root / folder)
+        return cls.read(root, [path.relative_to(root).as_posix() for path in found], note)
 
     @property
     def finished(self) -> list[RunRecord]:

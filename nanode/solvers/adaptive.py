@@ -25,7 +25,9 @@ class Adaptive:
     adaptive_heun). Breakpoints of the weights become its ``jump_t``, so that no step crosses one;
     those in ``options``, which are torchdiffeq's, are joined to them. The error of a step is kept
     below ``atol + rtol * |x|``, two numbers that hold for the whole state. Gradients by
-    ``Backprop`` (through torchdiffeq's own steps) or ``Backsolve`` (its adjoint).
+    ``Backprop`` (through torchdiffeq's own steps) or ``Backsolve`` (its adjoint, whose backward
+    pass fails in torchdiffeq's own words: "underflow in dt" where the reversed solution grows too
+    fast).
     """
 
     method: str = "dopri5"
@@ -50,9 +52,12 @@ class Adaptive:
     def _own(self, option: str) -> tuple[float, ...]:
         """The times in one of torchdiffeq's options, as numbers."""
         values = self.options.get(option)
-        times = () if values is None else as_numbers(values)
+        try:
+            times = () if values is None else as_numbers(values)
+        except (TypeError, ValueError) as why:
+            raise ValueError(f"options[{option!r}]: {why}") from None
         if not all(map(math.isfinite, times)):
-            raise ValueError(f"{option} must hold finite times, got {list(times)}")
+            raise ValueError(f"options[{option!r}] must hold finite times, got {list(times)}")
         return times
 
     def solve(
@@ -101,20 +106,26 @@ class Adaptive:
             reason = next((why for what, why in _FAILURES if str(failed).startswith(what)), None)
             if reason is None:
                 raise
+            tolerances = f"rtol={self.rtol} and atol={self.atol}"
             raise RuntimeError(
-                f"{self.method} can't go on{sided.where()}: {reason}. Either the solution grows "
-                f"too fast there, or rtol={self.rtol} and atol={self.atol} are too small for the "
-                "state's dtype. Solve over a shorter interval, with larger tolerances or in "
-                "float64, or by fixed steps such as nanode.RK4(); check_finite=True names the "
-                "first time at which f isn't finite"
+                f"{self.method} can't go on{sided.where()}: {reason.format(tolerances)}"
             ) from failed
 
 
 #: How torchdiffeq's assertions begin, and what they say.
+_TOO_HARD = (
+    "Either the solution grows too fast there, or {} are too small for the state's dtype. Solve "
+    "over a shorter interval, with larger tolerances or in float64, or by fixed steps such as "
+    "nanode.RK4(); check_finite=True names the first time at which f isn't finite"
+)
 _FAILURES = (
-    ("underflow in dt", "its steps have become too small to move t"),
-    ("non-finite values in state", "the state is no longer finite"),
-    ("max_num_steps exceeded", "it has made as many steps as max_num_steps allows"),
+    ("underflow in dt", f"its steps have become too small to move t. {_TOO_HARD}"),
+    ("non-finite values in state", f"the state is no longer finite. {_TOO_HARD}"),
+    (
+        "max_num_steps exceeded",
+        "it has made as many steps as max_num_steps allows at {}. Allow more in options, or solve "
+        "with larger tolerances, over a shorter interval or by fixed steps such as nanode.RK4()",
+    ),
 )
 
 

@@ -45,6 +45,13 @@ def test_backprop_holds_states_and_table():
     assert memory.table_held >= 10 * 4 * WIDTH * WIDTH
 
 
+def test_a_compiled_block_is_measured_as_itself():
+    field = nanode.TimeVarying(nn.Linear(WIDTH, WIDTH), nanode.Trigonometric(order=2))
+    block = nanode.ODEBlock(field, 10, nanode.Euler(), nanode.Backprop())
+    compiled = torch.compile(block, backend="eager")
+    assert nanode.measure_memory(compiled, X) == nanode.measure_memory(block, X)
+
+
 def test_the_table_is_bounded_by_chunks():
     whole = measured(60, nanode.Euler(), nanode.Checkpointed())
     assert whole.table == 60 * ROW

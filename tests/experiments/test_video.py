@@ -157,6 +157,9 @@ def test_copies_beside_the_seeds_do_not_count(tmp_path, write):
     shutil.copytree(folder, folder.with_name("seed0-old"))
     (only,) = finished(tmp_path, "moving-mnist")[run.config.model]
     assert only.folder == folder
+    shutil.copytree(folder, folder.with_name("seed5"))
+    with pytest.raises(ValueError, match=r"seed5 holds a run of seed 0; move it elsewhere"):
+        finished(tmp_path, "moving-mnist")
 
 
 def test_a_model_that_failed_does_not_take_the_others_along(tmp_path, write):

@@ -70,3 +70,6 @@ def test_a_folder_of_another_seed_is_refused(tmp_path, make):
     make(seed=0).save(tmp_path / "row/seed3/run.json")
     with pytest.raises(ValueError, match=r"row/seed3 holds a run of seed 0; .*seed0, or move it"):
         Cell.seeds(tmp_path, "row")
+    (tmp_path / "row/seed0").mkdir()
+    with pytest.raises(ValueError, match=r"row/seed3 holds a run of seed 0; move it elsewhere"):
+        Cell.seeds(tmp_path, "row")
