@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from nanode.integrate import (
     make_plan,
     resolve_interval,
     solve,
+    steps_between,
     wanted_times,
 )
 from nanode.solvers import Adaptive, Euler, Schedule
@@ -23,13 +25,19 @@ from nanode.tracing import traced
 from nanode.trajectories.trajectory import Trajectory, kept_values
 from nanode.values import checked_count
 
+#: All that a plan is made of; whoever changes one has it made anew.
+_SETTINGS = frozenset(
+    ("field", "steps", "solver", "gradient", "scale", "interval", "at", "check_finite")
+)
+
 
 class ODEBlock(nn.Module):
     r"""A flow as a layer, :math:`x(t_0) \mapsto x(t_1)` with :math:`\dot x = s f(t, x)`.
 
     Args:
         field: a ``Field``, or any callable ``f(t, x, *conditioning)``.
-        steps: how many equal steps, or a ``Schedule`` (not with an adaptive solver).
+        steps: how many equal steps, or a ``Schedule`` (not with an adaptive solver). By default
+            one step between each two times of ``at``.
         solver: a stepper, or ``Adaptive()``.
         gradient: how to differentiate: ``Backprop()``, ``Checkpointed()``, ``Reversal()`` …
         scale: s above; ``scale=steps`` on an interval of length 1 is a residual network.
@@ -55,6 +63,10 @@ class ODEBlock(nn.Module):
     >>> block.nfe.forward
     32
     """
+
+    #: Whether a setting was changed since the plan was made. A flag that is read at every call, so
+    #: that code compiled around the block notices as well.
+    _stale = True
 
     def __init__(
         self,
@@ -87,8 +99,14 @@ class ODEBlock(nn.Module):
         self.nfe = Evaluations()
         self.steps: int | Schedule | None = None
         self._plan: Plan | None = None
-        self._planned: tuple[Any, ...] = ()
         self.regrid(steps)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SETTINGS:
+            before = getattr(self, name, None)
+            if not (before is value or (type(before) is type(value) and before == value)):
+                self._stale = True
+        super().__setattr__(name, value)
 
     def regrid(self, steps: int | Schedule | None) -> None:
         """Solve with other steps from now on; norm statistics are interpolated to the new grid."""
@@ -96,38 +114,23 @@ class ODEBlock(nn.Module):
             if steps is not None:
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
             check_adaptive(self.field, self.gradient, self.scale)
-            self._plan, self._planned = None, self._settings()
+            self._plan, self._stale = None, False
             return
-        if steps is None:
-            raise ValueError(
-                "say how many steps: steps=10, or a schedule such as nanode.Aligned(10)"
-            )
+        steps = steps_between(steps, self.at)
         plan = make_plan(
             self.field, self.interval, steps, self.solver, self.scale, self.at, self.check_finite
         )
         self.gradient.check(plan)
         self.steps, self._plan = steps, plan
-        self._planned = self._settings()
+        self._stale = False
         self._prepare()
-
-    def _settings(self) -> tuple[Any, ...]:
-        """All that a plan is made of; whoever changes one has it made anew."""
-        return (
-            self._modules["field"],  # quicker than self.field, and asked at every call
-            self.steps,
-            self.solver,
-            self.gradient,
-            self.scale,
-            self.interval,
-            self.at,
-            self.check_finite,
-        )
 
     # Not a property: nn.Module would replace an AttributeError raised in it by one of its own.
     def plan(self) -> Plan | None:
         """The solve by the present settings; None with a solver that chooses its own steps."""
-        if not traced() and self._settings() != self._planned:
-            self.regrid(self.steps)
+        if self._stale:
+            regrid = torch.compiler.disable(self.regrid) if traced() else self.regrid
+            regrid(self.steps)
         return self._plan
 
     def _prepare(self) -> None:

@@ -76,15 +76,18 @@ def odeint(
         return solve_adaptively(
             field, x, ends, wanted, solver, gradient, conditioning, scale, check_finite
         )[0]
-    if steps is None:
-        if times is None:
-            raise ValueError(
-                "say how many steps: steps=10, or a schedule such as nanode.Aligned(10)"
-            )
-        steps = Given(times)
-    plan = make_plan(field, ends, steps, solver, scale, times, check_finite)
+    plan = make_plan(field, ends, steps_between(steps, times), solver, scale, times, check_finite)
     gradient.check(plan)
     return solve(plan, gradient, x, conditioning, stacked=at is not None)[0]
+
+
+def steps_between(steps: int | Schedule | None, at: Sequence[float] | None) -> int | Schedule:
+    """The steps that were asked for; by default one between each two wanted times."""
+    if steps is not None:
+        return steps
+    if at is None:
+        raise ValueError("say how many steps: steps=10, or a schedule such as nanode.Aligned(10)")
+    return Given(at)
 
 
 def make_plan(

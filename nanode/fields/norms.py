@@ -119,6 +119,11 @@ class BatchNorm(StageAware):
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
+    def reset_running_stats(self) -> None:
+        """The statistics of every evaluation back to zeros and ones."""
+        self.running_mean.zero_()
+        self.running_var.fill_(1.0)
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalised x."""
         stage = self.stage

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from nanode.stages import Stage
 from nanode.tracing import traced
@@ -130,7 +131,9 @@ class Lender:
         with self._taken():
             for owner, leaf, name, own in self.places:
                 if name not in self.moving:
-                    value = getattr(owner, leaf)
+                    value = getattr(owner, leaf, None)
+                    if value is None:
+                        raise _changed(own)
                     if found.setdefault(name, value) is not value:
                         found[own] = value  # shared at first, and no more
         return found
@@ -151,19 +154,34 @@ class Lender:
         lent = [
             weights.get(own, weights[name]) for *_, name, own in self.places
         ]  # all there, before any is put
+        for owner, leaf, _, own in self.places:
+            if leaf not in owner._parameters:
+                raise _changed(own)
         before = [
             _put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
         ]
         stages = [part.stage for part in self.aware]
         for part in self.aware:
             part.stage = stage
+        cached = parametrize._cache
+        if parametrize._cache_enabled:  # its cache takes no notice of what is lent
+            parametrize._cache = {}
         try:
             yield
         finally:
+            if parametrize._cache_enabled:
+                parametrize._cache = cached
             for (owner, leaf, *_), old in zip(reversed(self.places), reversed(before), strict=True):
                 _put(owner, leaf, old)
             for part, earlier in zip(self.aware, stages, strict=True):
                 part.stage = earlier
+
+
+def _changed(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name} is no parameter of the field's module any more; prune, reparametrise or replace "
+        "layers before the module is wrapped, or wrap it again"
+    )
 
 
 def _put(owner: nn.Module, leaf: str, value: Tensor | None) -> Tensor | None:

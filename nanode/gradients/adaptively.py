@@ -24,7 +24,7 @@ from nanode.gradients.problem import (
     own_parameters,
 )
 from nanode.gradients.randomness import equal_states, random_state
-from nanode.gradients.recompute import refuse_changed, refuse_hidden
+from nanode.gradients.recompute import refuse_changed, without_hidden
 from nanode.gradients.snapshot import Snapshot, buffers
 from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
@@ -50,7 +50,10 @@ def solve_adaptively(
     times, skipped = _with_start(interval, at, state[0])
     evaluations = Evaluations()
     call = _Call(field, structure, conditioning, scale, check_finite)
-    if not isinstance(gradient, Backsolve):
+    if not any(part.numel() for part in state):
+        # An empty batch: there is no error to choose steps by.
+        columns = [part.expand(len(times), *part.shape) for part in state]
+    elif not isinstance(gradient, Backsolve):
 
         def f(t: Tensor, side: Side, at: State) -> State:
             evaluations.forward += 1
@@ -79,8 +82,8 @@ class _Call:
     def detached(self, t: Tensor, side: Side, x: State, gradient: Gradient) -> State:
         """The same for a forward pass without gradients; raises if f hides a tensor.
 
-        With everything that f is given detached, a result that requires grad can only come from a
-        tensor that the adjoint doesn't know of.
+        With everything that f is given detached, a result that requires grad comes from x, if f
+        takes derivatives, or from a tensor that the adjoint doesn't know of.
         """
         values = Conditioning(self.conditioning)
         given = values.rebuilt([c.detach() for c in values.tensors])
@@ -88,8 +91,7 @@ class _Call:
         weights = {name: w.detach() for name, w in self.field.weights_at(t, side).items()}
         with torch.enable_grad():
             slopes = self._of(weights, given, t, side, x)
-        refuse_hidden(slopes, gradient)
-        return slopes
+        return without_hidden(slopes, x, gradient)
 
     def _of(
         self, weights: Named, conditioning: tuple[Any, ...], t: Tensor, side: Side, x: State

@@ -7,12 +7,13 @@ differentiated: ``torch.autograd.grad`` passes by what doesn't lead to its input
 where such a gradient is asked for, by ``create_graph=True``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
@@ -23,9 +24,20 @@ def once(backward: Backward) -> Backward:
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second("this gradient method", " with compile=False")
+        refuse_transforms("this gradient method", grads)
         return backward(ctx, *grads)
 
     return wrapped
+
+
+def refuse_transforms(method: str, grads: Sequence[Tensor | None] = ()) -> None:
+    """Raise under vmap, jvp and the like, which can't look into a node of ours."""
+    batched = any(map(is_legacy_batchedtensor, filter(torch.is_tensor, grads)))
+    if batched or torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            f"torch.func's transforms (vmap, grad, jvp, …) and batched gradients can't look into a "
+            f"solve with {method}; use gradient=nanode.Backprop()"
+        )
 
 
 def refuse_second(method: str, besides: str = "") -> None:

@@ -8,7 +8,7 @@ parameters at once. States and adjoints of the size of the coefficients never ex
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
-from nanode.gradients.once import once
+from nanode.gradients.once import once, refuse_transforms
 from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import Plan, Problem, own_parameters
 from nanode.gradients.randomness import as_drawn, equal_states, random_state
@@ -26,7 +26,7 @@ from nanode.gradients.snapshot import Buffers, Snapshot, buffers, moved
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
 from nanode.tracing import traced, untraceable
-from nanode.trajectories.trajectory import Named
+from nanode.trajectories.trajectory import Named, version
 from nanode.values import checked_count
 
 
@@ -56,11 +56,7 @@ class Recomputing(Gradient):
 
     def _recorded(self, problem: Problem, x: State) -> list[State]:
         """The solve as one autograd node, which no tracer can look into."""
-        if torch._C._are_functorch_transforms_active():
-            raise RuntimeError(
-                f"torch.func's transforms (vmap, grad, jvp, …) can't look into a solve with "
-                f"{type(self).__name__}; use gradient=nanode.Backprop()"
-            )
+        refuse_transforms(type(self).__name__)
         plan = problem.plan
         # Frozen ones too: they must be found unchanged, or lent again, in the backward pass.
         parameters = own_parameters(plan.field)
@@ -94,11 +90,11 @@ class _Solve(torch.autograd.Function):
     def forward(ctx: Any, job: "Job", *inputs: Tensor) -> tuple[Tensor, ...]:
         n, m = job.state_size, job.conditioning_size
         x, conditioning = inputs[:n], inputs[n : n + m]
-        before = versions(conditioning)
+        before = [*map(version, conditioning)]
         job.open(x, conditioning)
         wanted, kept = job.method.forward(job, tuple(part.detach() for part in x))
         job.close()
-        if versions(conditioning) != before:
+        if [*map(version, conditioning)] != before:
             raise ValueError(
                 "the field changed its conditioning in place, so it can't be evaluated again; "
                 "make the operation out of place, or use gradient=nanode.Backprop()"
@@ -132,6 +128,13 @@ class _Solve(torch.autograd.Function):
         )
         in_x = job.method.backward(job, ledger, kept, by_point)
         return (None, *in_x, *ledger.conditioning_grads(), *ledger.parameter_grads())
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(
+            f"{type(ctx.job.method).__name__} has no derivatives in forward mode; use "
+            "gradient=nanode.Backprop()"
+        )
 
 
 class Job:
@@ -185,12 +188,12 @@ class Job:
         """f at stage i, in the forward pass."""
         self.random[i] = self._random_state()
         self.problem.evaluations.forward += 1
+        x = tuple(part.detach() for part in x)  # a field that differentiates has x require grad
         # Nothing here requires grad, so nothing is recorded; with grad enabled, a result that
-        # requires it can only come from a tensor that the field hides.
+        # requires it comes from x, if the field has differentiated, or from a tensor that it hides.
         with torch.enable_grad():
             slopes = self.problem.evaluate(self.stages, i, self.rows[i], x, self.fixed)
-        refuse_hidden(slopes, self.method)
-        return slopes
+        return without_hidden(slopes, x, self.method)
 
     def again(
         self, stages: Stages, i: int, weights: Named, x: State, conditioning: tuple[Any, ...]
@@ -207,12 +210,9 @@ class Job:
                     return self.problem.evaluate(stages, i, weights, x, conditioning)
                 except untraceable():  # the compiler's limit, which the forward pass didn't meet
                     self.problem.evaluator = None
+            # As views: counters of FLOPs hang hooks on a module's inputs, which leaves can't have.
+            x = tuple(part.view_as(part) for part in x)
             return self.problem.evaluate(stages, i, weights, x, conditioning)
-
-
-def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often tensors have been changed, those of inference mode apart, which aren't counted."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:
@@ -225,12 +225,41 @@ def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:
         )
 
 
-def refuse_hidden(slopes: State, method: Gradient) -> None:
-    """Raise if f's value requires grad though nothing that was handed to f did."""
-    if any(slope.requires_grad for slope in slopes):
+def without_hidden(slopes: State, x: State, method: Gradient) -> State:
+    """f's value, detached; raises if it requires grad by another tensor than x.
+
+    Nothing that was handed to f did. A field that takes derivatives (of an energy, of a density)
+    has x require grad, or an alias of it.
+    """
+    if not any(slope.requires_grad for slope in slopes):
+        return slopes
+    own = {*map(_memory, x)}
+    if any(_memory(leaf) not in own for leaf in _leaves(slopes)):
         raise ValueError(
-            f"the field's value depends on a tensor that requires grad but is neither x, "
-            f"conditioning, nor a parameter of the field: {type(method).__name__} can't give it a "
-            "gradient. Pass it as conditioning, make it a parameter of the field's module, or use "
-            "gradient=nanode.Backprop()"
+            "the field's value depends on a tensor that requires grad but is neither x, "
+            "conditioning, nor a parameter that the field's module had when it was wrapped: "
+            f"{type(method).__name__} can't give it a gradient. Pass it as conditioning, make it a "
+            "parameter of the module before that is wrapped, or use gradient=nanode.Backprop()"
         )
+    return tuple(slope.detach() for slope in slopes)
+
+
+def _memory(tensor: Tensor) -> int:
+    """The same number for aliases of one tensor."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _leaves(tensors: State) -> Iterator[Tensor]:
+    """The tensors that gradients of these would end in."""
+    for tensor in tensors:
+        if tensor.requires_grad and tensor.is_leaf:
+            yield tensor
+    ahead, seen = [tensor.grad_fn for tensor in tensors], set[Any]()
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            yield leaf
+        ahead += [following for following, _ in node.next_functions]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nanode.fields.field import Field
 from nanode.fields.norms import BatchNorm
 from nanode.fields.walk import parts_of, traits
+from nanode.trajectories.trajectory import version
 
 #: By name: a buffer, and how often it had been changed.
 Buffers = dict[str, tuple[Tensor, int]]
@@ -56,15 +57,11 @@ def _made(field: Field) -> tuple[Any, ...]:
 def buffers(field: Field) -> Buffers:
     """The buffers that evaluations read: a norm in training mode only writes its own."""
     return {
-        f"{path}.{name}": (buffer, _version(buffer) + _updates(part))
+        f"{path}.{name}": (buffer, version(buffer) + _updates(part))
         for path, part in field.named_modules()
         if not (isinstance(part, BatchNorm) and part.training)
         for name, buffer in part.named_buffers(recurse=False)
     }
-
-
-def _version(buffer: Tensor) -> int:
-    return 0 if buffer.is_inference() else buffer._version
 
 
 def _updates(part: nn.Module) -> int:
@@ -74,15 +71,15 @@ def _updates(part: nn.Module) -> int:
 def keep(field: Field) -> Callable[[], None]:
     """Keeps the buffers; what it returns puts back those that trial evaluations have moved."""
     kept = [
-        (buffer, buffer.clone(), _version(buffer), isinstance(part, BatchNorm) and part.training)
+        (buffer, buffer.clone(), version(buffer), isinstance(part, BatchNorm) and part.training)
         for part in field.modules()
         for buffer in part.buffers(recurse=False)
     ]
 
     @torch.no_grad()
     def put_back() -> None:
-        for buffer, before, version, moves in kept:
-            if moves or _version(buffer) != version:  # a copy counts as a change itself
+        for buffer, before, count, moves in kept:
+            if moves or version(buffer) != count:  # a copy counts as a change itself
                 buffer.copy_(before)
 
     return put_back
@@ -90,11 +87,11 @@ def keep(field: Field) -> Callable[[], None]:
 
 def moved(before: Buffers, after: Buffers) -> str | None:
     """The name of a buffer that is another one or was changed; None if there is none."""
-    for name, (buffer, version) in after.items():
+    for name, (buffer, now) in after.items():
         if name not in before:
             return name
         earlier, count = before[name]
-        if earlier is buffer and count != version:
+        if earlier is buffer and count != now:
             return name
         # Another tensor of the same values will do: functional_call has put its own in and out.
         if earlier is not buffer and not _same(earlier, buffer):

@@ -32,6 +32,8 @@ class Tableau:
                 f"an explicit tableau of {len(self.b)} stages needs rows of 0, 1, … "
                 f"{len(self.b) - 1} coefficients, got {[len(row) for row in self.a]}"
             )
+        if abs(float(sum(self.b)) - 1) > 1e-9:  # not all numbers are fractions
+            raise ValueError(f"the weights b of a tableau must add up to 1, got {sum(self.b)}")
 
     @property
     def c(self) -> tuple[Fraction, ...]:
@@ -69,7 +71,8 @@ class RungeKutta(Stepper):
         return combine(base, *((sign * h * b, k) for b, k in zip(self._b, slopes, strict=True)))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        named = type(self) is not RungeKutta
+        return f"{type(self).__name__}({'' if named else self.tableau})"
 
 
 class Euler(RungeKutta):

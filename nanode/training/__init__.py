@@ -7,6 +7,7 @@
 """
 
 from nanode.training.analysis import analyse_run
+from nanode.training.calibration import calibrate
 from nanode.training.config import (
     AugmentConfig,
     OptimizerConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "Times",
     "TrainConfig",
     "analyse_run",
+    "calibrate",
     "evaluate",
     "load_config",
     "load_model",

@@ -146,10 +146,18 @@ def basis_values(basis: Basis, stages: Stages, like: Tensor) -> Tensor:
 
 def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:
     """The basis at all stages in float64, kept beside them, and under which key."""
-    fingerprint = tuple((id(buffer), buffer._version) for buffer in basis.buffers())
+    fingerprint = tuple((id(buffer), version(buffer)) for buffer in basis.buffers())
     key = (id(basis), fingerprint)
     if key not in stages.memo:
-        # All that the key names is kept beside the values: no id can be given to another meanwhile.
         with torch.inference_mode(False):
-            stages.memo[key] = basis, list(basis.buffers()), basis.on(stages)
+            values = basis.on(stages)
+        if type(values) is not Tensor:  # a stand-in, as in ``kept``
+            return key, values
+        # All that the key names is kept beside the values: no id can be given to another meanwhile.
+        stages.memo[key] = basis, list(basis.buffers()), values
     return key, stages.memo[key][2]
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor has been changed; those of inference mode don't count."""
+    return 0 if tensor.is_inference() else tensor._version

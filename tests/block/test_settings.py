@@ -44,6 +44,32 @@ def test_wanted_times(gradient, solver):
         assert (states[1] - half(x)).abs().max() < 1e-15
 
 
+def test_without_steps_there_is_one_between_each_two_wanted_times():
+    times = [0.0, 0.3, 0.5, 1.0]
+    block = nanode.ODEBlock(moving(nanode.Legendre(2)), at=times)
+    x = inputs()[0]
+    assert torch.equal(block(x), nanode.odeint(block.field, x, at=times))
+    assert block.nfe.forward == 3
+
+
+def test_setting_what_is_set_plans_nothing_anew():
+    """A captured solve belongs to its plan."""
+    block = make()
+    plan = block.plan()
+    block.scale, block.solver, block.interval = block.scale, block.solver, (0.0, 1.0)
+    assert block.plan() is plan
+    block.scale = 2.0
+    assert block.plan() is not plan
+
+
+def test_a_block_made_in_inference_mode():
+    x = torch.randn(2, 3)
+    with torch.inference_mode():
+        module = nn.Linear(3, 3)
+        block = nanode.ODEBlock(nanode.TimeVarying(module, nanode.RandomFourier(3)), 4)
+        assert block(x).shape == x.shape
+
+
 def test_augment():
     net = Net(size=5)
     for axis, shape, padded in [(1, (2, 3), (2, 5)), (-1, (2, 4, 3), (2, 4, 5))]:

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 
 import nanode
 from tests.block.common import make
-from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs
+from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs, moving
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,31 @@ def test_export_leaves_nothing_behind(weights):
     exported = torch.export.export(block, (x,)).module()
     assert type(block(x)) is torch.Tensor
     assert (exported(x) - block(x)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("gradient", [nanode.Checkpointed(), nanode.Reversal()], ids=repr)
+def test_export_leaves_nothing_behind_in_parts_of_a_solve(gradient):
+    """Recomputing methods ask for the weights of some stages at a time."""
+    block = make(gradient, nanode.Coupled())
+    x = inputs()[0].detach()
+    exported = torch.export.export(block, (x,)).module()
+    assert type(block(x)) is torch.Tensor
+    assert (exported(x) - block(x)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scale", 2.0), ("solver", nanode.RK4()), ("interval", (0.0, 0.5)), ("steps", 8)],
+)
+def test_compiled_code_notices_changed_settings(name, value):
+    block = nanode.ODEBlock(moving(nanode.Legendre(2)), 4)
+    compiled, x = torch.compile(block, backend="eager"), inputs()[0]
+    before = compiled(x)
+    setattr(block, name, value)
+    after = compiled(x)
+    assert (after - before).abs().max() > 1e-4
+    assert torch.equal(after, block(x))
+    assert torch.equal(compiled(x), after)
 
 
 def test_compiled_with_gradients():

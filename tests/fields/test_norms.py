@@ -89,6 +89,17 @@ def test_each_evaluation_keeps_its_own_statistics(momentum):
             torch.testing.assert_close(norm.running_var, variances, **CLOSE)
 
 
+def test_statistics_can_be_reset():
+    torch.manual_seed(0)
+    block = nanode.ODEBlock(nanode.Autonomous(nn.Sequential(nanode.BatchNorm(3), nn.Tanh())), 2)
+    norm = block.field.module[0]
+    block(torch.randn(8, 3) + 1)
+    assert (norm.running_mean != 0).all()
+    norm.reset_running_stats()
+    assert torch.equal(norm.running_mean, torch.zeros(2, 3))
+    assert torch.equal(norm.running_var, torch.ones(2, 3))
+
+
 def test_nothing_else_is_recorded():
     field, norm, stages = prepared()
     for k, stage in enumerate(stages):

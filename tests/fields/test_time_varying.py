@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import nanode
 from nanode.fields import Weights
@@ -36,6 +37,48 @@ def test_a_constant_basis_is_the_module(kind, training):
         assert torch.equal(field(t, x), alone(x))
         with torch.no_grad():  # attention takes its fast path here
             assert torch.equal(field(t, x), frozen(x))
+
+
+def test_torch_s_cache_of_parametrised_weights_is_not_asked():
+    """It holds one weight, where each evaluation has its own."""
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)).double()
+    field = nanode.TimeVarying(layer, nanode.Legendre(2), start=nanode.Noisy(0.5))
+    for gradient in (nanode.Backprop(), nanode.Checkpointed()):
+        block = nanode.ODEBlock(field, 5, gradient=gradient)
+        x = torch.randn(2, 3, dtype=torch.float64)
+        y = block(x)
+        expected = torch.autograd.grad(y.sum(), list(block.parameters()))
+        with nn.utils.parametrize.cached():
+            z = block(x)
+            found = torch.autograd.grad(z.sum(), list(block.parameters()))
+        assert torch.equal(y, z)
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nanode.Autonomous,
+        lambda m: nanode.TimeVarying(m, nanode.Legendre(1), overrides={"0.*": None}),
+    ],
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: prune.l1_unstructured(m[0], "weight", 0.5),
+        lambda m: nn.utils.parametrizations.weight_norm(m[0]),
+        lambda m: setattr(m[0], "weight", None),
+    ],
+    ids=["pruned", "parametrised", "removed"],
+)
+def test_a_module_changed_after_it_was_wrapped_is_named(wrap, change):
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    block = nanode.ODEBlock(wrap(module), 2)
+    x = torch.randn(2, 3)
+    block(x)
+    change(module)
+    with pytest.raises(RuntimeError, match=r"0\.weight is no parameter .* or wrap it again"):
+        block(x)
 
 
 def test_a_constant_basis_has_the_gradients_of_the_module(kind):

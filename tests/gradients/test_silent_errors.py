@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import nanode
 from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs, moving
@@ -325,6 +327,32 @@ def test_transforms_are_refused_by_recomputing_methods(gradient, solver):
         torch.func.vmap(block)(x)
     with pytest.raises(RuntimeError, match=message):
         torch.func.grad(lambda x: block(x).sum())(x)
+    x.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"batched gradients can't look into .*Backprop"):
+        torch.autograd.functional.jacobian(block, x, vectorize=True)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(RuntimeError, match=r"forward mode; use .*Backprop"),
+    ):
+        block(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_operations_can_be_counted(gradient, solver):
+    """Products of matrices an evaluation: 1 + 2 by Backprop, 1 + 1 + 2 where it is repeated.
+
+    The coupled solver's last evaluation moves what nobody reads, and isn't differentiated.
+    """
+    counts = []
+    for method in (nanode.Backprop(), gradient):
+        block = nanode.ODEBlock(nanode.Autonomous(nn.Linear(3, 3)), 4, solver, method)
+        x = torch.randn(2, 3, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            block(x).sum().backward()
+        counts.append(counter.get_total_flops())
+    product, made = 2 * 2 * 3 * 3, 4 if isinstance(solver, nanode.Euler) else 8
+    read = made - isinstance(solver, nanode.Coupled)
+    assert counts == [(made + 2 * read) * product, (2 * made + 2 * read) * product]
 
 
 # ---- two threads

@@ -434,3 +434,10 @@ def test_the_first_bad_time_is_named(gradient):
     block = nanode.ODEBlock(f, solver=tight(), gradient=gradient, check_finite=True)
     with pytest.raises(ValueError, match="not finite at t"):
         block(x)
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+def test_an_empty_batch(gradient):
+    x, settings = torch.ones(0, 3), {"solver": nanode.Adaptive(), "gradient": gradient}
+    assert nanode.odeint(lambda t, x: -x, x, **settings).shape == (0, 3)
+    assert nanode.odeint(lambda t, x: -x, x, at=[0.0, 0.3, 1.0], **settings).shape == (3, 0, 3)

@@ -69,6 +69,18 @@ def test_rows_of_the_wrong_length_are_refused():
         Tableau.of(1, [], [])
 
 
+def test_weights_that_do_not_add_up_are_refused():
+    with pytest.raises(ValueError, match="must add up to 1, got 2"):
+        Tableau.of(1, [[], ["1"]], ["1", "1"])
+    assert Tableau(1, ((), (0.5,)), (0.1, 0.9)).order == 1
+
+
+def test_it_says_which_it_is():
+    ralston = RungeKutta(Tableau.of(2, [[], ["2/3"]], ["1/4", "3/4"]))
+    assert "Fraction(2, 3)" in repr(ralston)
+    assert repr(nanode.Heun()) == "Heun()"
+
+
 def test_a_tableau_of_ones_own():
     ralston = RungeKutta(Tableau.of(2, [[], ["2/3"]], ["1/4", "3/4"]))
     h, x = 0.1, torch.ones(1, dtype=DOUBLE)
