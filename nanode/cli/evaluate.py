@@ -1,13 +1,12 @@
 """``nanode evaluate``: a trained model's numbers once more, from its stored weights."""
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from nanode.training import RunRecord, evaluate
-from nanode.training.files import check_writable, write_text
+from nanode.training.files import check_writable, write_json
 from nanode.training.video import evaluate_video, is_video_run
 
 
@@ -106,5 +105,5 @@ def _video(run: Path, out: Path | None, **options: Any) -> None:
     print(f"OpenSTL, at the latents' means: MSE {error:.2f}, SSIM {similar:.4f}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, json.dumps(asdict(found), indent=2, allow_nan=False) + "\n")
+        write_json(out, asdict(found))
         print(out)

@@ -1,13 +1,12 @@
 """The paper's figure of random Chebyshev weights, beside other bases. Nothing is trained."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.analysis.random_weights import ChebyshevFigure, chebyshev_figure
 from nanode.experiments.plan import Options, Planned
 from nanode.reports.markdown import table, write_page
-from nanode.training.files import write_atomically, write_text
+from nanode.training.files import write_atomically, write_json
 
 NAME = "figure-chebyshev"
 
@@ -29,7 +28,7 @@ class FigureChebyshev:
         image, numbers = out / f"{NAME}.png", out / f"{NAME}.json"
         figure = found.figure()
         write_atomically(image, lambda half: figure.savefig(half, format="png", dpi=110))
-        write_text(numbers, json.dumps(found.numbers(), indent=1, allow_nan=False) + "\n")
+        write_json(numbers, found.numbers())
         page = write_page(out / f"{NAME}.md", "Random Chebyshev weights", _parts(found))
         return [image, numbers, page]
 

@@ -19,7 +19,7 @@ from nanode.gradients import Compiled
 from nanode.training import RunRecord, TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
 from nanode.training.evaluation import score
-from nanode.training.files import write_text
+from nanode.training.files import write_json
 from nanode.training.setup import (
     evaluation_batches,
     later_images,
@@ -123,8 +123,7 @@ MEASUREMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {"fit": fit, "steps"
 
 def measure(name: str, folder: Path) -> None:
     """Measure a finished run and write ``<name>.json`` into its folder."""
-    found = MEASUREMENTS[name](folder)
-    write_text(folder / f"{name}.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
+    write_json(folder / f"{name}.json", MEASUREMENTS[name](folder))
 
 
 def measured(name: str, folder: Path) -> dict[str, Any] | None:

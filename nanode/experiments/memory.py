@@ -17,7 +17,7 @@ from nanode.experiments.plan import Options, Planned
 from nanode.models import create
 from nanode.reports.markdown import table, write_page
 from nanode.training.environment import provenance
-from nanode.training.files import write_text
+from nanode.training.files import write_json
 
 #: Model, solver and gradient; the first is what the others are compared with.
 METHODS = (
@@ -73,7 +73,7 @@ def measured_once(
     gpu = torch.cuda.is_available() and not options.tiny
     if not path.exists() or (gpu and _read(path)["hardware"]["device"] != "cuda"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(measure(options), indent=2) + "\n")
+        write_json(path, measure(options))
     return _read(path)
 
 

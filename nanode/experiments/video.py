@@ -23,7 +23,7 @@ from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.experiments.plan import Options, Planned, changed
 from nanode.models.video import NAMES
 from nanode.reports.records import seed_folders
-from nanode.training.files import write_text
+from nanode.training.files import write_json
 from nanode.training.video import (
     Point,
     VideoConfig,
@@ -199,7 +199,7 @@ def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
     except DataError:
         return {}
     found = {"on": on, "scores": {name: asdict(score) for name, score in scores.items()}}
-    write_text(path, json.dumps(found, indent=2) + "\n")
+    write_json(path, found)
     return found
 
 

@@ -1,15 +1,17 @@
 """Files that are there whole or not at all."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 #: Ends the names of files that are being written.
 HALF = ".half"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have ``write`` make a file or folder beside ``path``, then put it there in one move.
 
     What was at ``path`` stays until then, and stays if writing fails.
@@ -31,7 +33,12 @@ def remove_halves(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text to a file, all or nothing."""
-    write_atomically(path, lambda half: _write(half, text))
+    write_atomically(path, lambda half: half.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, plain: Any) -> None:
+    """Write plain values to a file, all or nothing; what is no finite number is refused."""
+    write_text(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
 def check_writable(folder: Path) -> None:
@@ -43,10 +50,6 @@ def check_writable(folder: Path) -> None:
         raise ValueError(f"the folder {folder} can't be made: {place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
         raise ValueError(f"no permission to write the folder {folder}; name another one")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _reach_disk(path: Path) -> None:

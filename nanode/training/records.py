@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from nanode.training.config import TrainConfig
 from nanode.training.documents import from_mapping
-from nanode.training.files import write_text
+from nanode.training.files import write_json
 from nanode.values import check_choice, check_number
 
 #: The version of the file's layout.
@@ -146,7 +146,7 @@ class Record:
     def save(self, path: str | Path) -> None:
         """Write the record, all or nothing."""
         plain = asdict(self) | {"config": self.config.as_dict()}
-        write_text(Path(path), json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        write_json(Path(path), plain)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
