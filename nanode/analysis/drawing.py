@@ -19,13 +19,16 @@ class Findings:
 
 def axes(ax: Any = None) -> Any:
     """The axes to draw on; new ones for None."""
-    if ax is not None:
-        return ax
+    return new_figure(5, 3.6).add_subplot() if ax is None else ax
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches, which needs no screen."""
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise ImportError("figures need matplotlib: pip install nanode[plots]") from missing
-    return Figure(figsize=(5, 3.6), layout="constrained").add_subplot()
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def lines(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanode.analysis.conditioning import BasisCondition
-from nanode.analysis.drawing import Findings, axes
+from nanode.analysis.drawing import Findings, new_figure
 from nanode.analysis.gradients import GradientNorms
 from nanode.analysis.growth import GrowthRates
 from nanode.analysis.jacobian import JacobianSpectrum
@@ -95,9 +95,7 @@ class Analysis(Findings):
 
     def figure(self) -> Any:
         """One band of eight figures a flow."""
-        figure = axes().figure
-        figure.clear()
-        figure.set_size_inches(17, 7.5 * len(self.flows))
+        figure = new_figure(17, 7.5 * len(self.flows))
         bands = figure.subfigures(len(self.flows), squeeze=False)[:, 0]
         for band, (name, flow) in zip(bands, self.flows.items(), strict=True):
             how = "exact" if flow.exact else "largest values, estimated"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nanode.analysis.conditioning import basis_condition
-from nanode.analysis.drawing import Findings, axes
+from nanode.analysis.drawing import Findings, axes, new_figure
 from nanode.bases import Basis, Chebyshev, Legendre, Monomial, Trigonometric
 
 #: Families by the number of functions, an odd one.
@@ -116,9 +116,7 @@ class ChebyshevFigure(Findings):
 
     def figure(self) -> Any:
         """Four panels: the weights, their size, their conditioning, and that of the bases."""
-        figure = axes().figure
-        figure.clear()
-        figure.set_size_inches(18, 4)
+        figure = new_figure(18, 4)
         values, sizes, conditions, bases = figure.subplots(1, 4)
         for n in range(self.weights.shape[1]):
             values.plot(self.times, self.weights[:, n], color=f"C{n}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import nanode
+from nanode.analysis.drawing import new_figure
 
 FOLDER = Path("out/demo")
 STEPS, FINE = 10, 1000
@@ -55,24 +56,20 @@ def error(states: Tensor) -> float:
 
 def draw(panels: dict[str, tuple[nanode.Field, int]], path: Path) -> None:
     """Trajectories of each solve, side by side."""
-    import matplotlib
+    figure = new_figure(11, 3.6)
+    from matplotlib import colormaps
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(panels), figsize=(11, 3.6), sharey=True)
+    axes = figure.subplots(1, len(panels), sharey=True)
     for axis, (name, (field, steps)) in zip(axes, panels.items(), strict=True):
         times, states = paths(field, steps, starts=13)
         for n, line in enumerate(axis.plot(times, states)):
-            line.set_color(plt.get_cmap("coolwarm")(n / 12))
+            line.set_color(colormaps["coolwarm"](n / 12))
         axis.set_title(name)
         axis.set_xlabel("t")
     axes[0].set_ylabel("x(t)")
     axes[0].set_ylim(-2, 2)
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main() -> None:

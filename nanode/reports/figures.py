@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanode.analysis.drawing import new_figure
 from nanode.reports.statistics import Spread
 from nanode.training.files import write_atomically
 
@@ -31,13 +32,9 @@ class Panel:
 
 def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
     """Draw panels into a PNG file, so many side by side."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as why:
-        raise ImportError("figures need matplotlib: pip install nanode[plots]") from why
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(5.5 * columns, 3.8 * rows), layout="constrained")
+    figure = new_figure(5.5 * columns, 3.8 * rows)
     for n, panel in enumerate(panels):
         _fill(figure.add_subplot(rows, columns, n + 1), panel)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,4 +34,4 @@ def test_a_figure(tmp_path):
 def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install nanode\[plots\]"):
-        draw(tmp_path / "figure.png", [])
+        draw(tmp_path / "figure.png", [Panel("title", "x", "y")])
