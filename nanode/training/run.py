@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -26,7 +25,6 @@ from nanode.training.checkpoints import (
 from nanode.training.config import TrainConfig
 from nanode.training.costs import measure_costs, uncompiled
 from nanode.training.evaluation import Score, score
-from nanode.training.journal import Journal
 from nanode.training.loop import Loop, restore_random
 from nanode.training.progress import Clock, Progress
 from nanode.training.recording import carry_out, finished, opened, run_once
@@ -61,7 +59,17 @@ def train(
 
     def go_on(earlier: RunRecord | None) -> RunRecord:
         clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
-        return _train(prepare(config), folder, earlier, clock, stop)
+        setup = prepare(config)
+        progress = Progress() if earlier is None else _resumed(setup, folder)
+        return carry_out(
+            folder,
+            opened(RunRecord, setup, earlier, measure_costs),
+            progress.step,
+            lambda journal: Loop(setup, folder, journal, clock, progress),
+            lambda: {"curves": tuple(progress.curves)},
+            _finish,
+            stop,
+        )
 
     return run_once(RunRecord, config, folder, resume, go_on)
 
@@ -101,25 +109,6 @@ def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
     model = make_model(record.config, notes["channels"], notes["classes"])
     load_weights(path, model)
     return model.eval(), record.config
-
-
-def _train(
-    setup: Setup,
-    folder: Path,
-    earlier: RunRecord | None,
-    clock: Clock,
-    stop: Callable[[], bool],
-) -> RunRecord:
-    progress = _resumed(setup, folder) if earlier is not None else Progress()
-
-    def make_loop(journal: Journal) -> Loop:
-        return Loop(setup, folder, journal, clock, progress)
-
-    def curves() -> dict[str, Any]:
-        return {"curves": tuple(progress.curves)}
-
-    record = opened(RunRecord, setup, earlier, measure_costs)
-    return carry_out(folder, record, progress.step, make_loop, curves, _finish, stop)
 
 
 def _resumed(setup: Setup, folder: Path) -> Progress:

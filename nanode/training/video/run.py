@@ -10,7 +10,6 @@ final.safetensors  the weights that the final metrics belong to
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from nanode.models.video import SVG
 from nanode.training.checkpoints import (
@@ -19,7 +18,6 @@ from nanode.training.checkpoints import (
     load_weights,
     weights_notes,
 )
-from nanode.training.journal import Journal
 from nanode.training.loop import restore_random
 from nanode.training.progress import Clock
 from nanode.training.recording import carry_out, finished, opened, run_once
@@ -48,7 +46,17 @@ def train_video(
     def go_on(earlier: VideoRecord | None) -> VideoRecord:
         images = config.batch_size * config.length
         clock = Clock(Times() if earlier is None else earlier.times, images)
-        return _train(prepare(config), folder, earlier, clock, stop)
+        setup = prepare(config)
+        progress = VideoProgress() if earlier is None else _resumed(setup, folder)
+        return carry_out(
+            folder,
+            opened(VideoRecord, setup, earlier, measure_video_costs),
+            progress.step,
+            lambda journal: VideoLoop(setup, folder, journal, clock, progress),
+            lambda: {"curves": tuple(progress.curves), "tests": tuple(progress.tests)},
+            _finish,
+            stop,
+        )
 
     return run_once(VideoRecord, config, folder, resume, go_on)
 
@@ -66,25 +74,6 @@ def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
     model = make_model(replace(record.config, options=options), notes["channels"], notes["size"])
     load_weights(path, model)
     return model.eval(), record.config
-
-
-def _train(
-    setup: VideoSetup,
-    folder: Path,
-    earlier: VideoRecord | None,
-    clock: Clock,
-    stop: Callable[[], bool],
-) -> VideoRecord:
-    progress = _resumed(setup, folder) if earlier is not None else VideoProgress()
-
-    def make_loop(journal: Journal) -> VideoLoop:
-        return VideoLoop(setup, folder, journal, clock, progress)
-
-    def curves() -> dict[str, Any]:
-        return {"curves": tuple(progress.curves), "tests": tuple(progress.tests)}
-
-    record = opened(VideoRecord, setup, earlier, measure_video_costs)
-    return carry_out(folder, record, progress.step, make_loop, curves, _finish, stop)
 
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
