@@ -16,18 +16,13 @@ from pathlib import Path
 from torch import nn
 
 from nanode.block import flows
-from nanode.training.checkpoints import (
-    last_checkpoint,
-    load_checkpoint,
-    load_weights,
-    weights_notes,
-)
+from nanode.training.checkpoints import load_weights, weights_notes
 from nanode.training.config import TrainConfig
 from nanode.training.costs import measure_costs, uncompiled
 from nanode.training.evaluation import Score, score
-from nanode.training.loop import Loop, restore_random
+from nanode.training.loop import Loop
 from nanode.training.progress import Clock, Progress
-from nanode.training.recording import carry_out, finished, opened, run_once
+from nanode.training.recording import at_checkpoint, carry_out, finished, opened, run_once
 from nanode.training.records import Metrics, RunRecord, Times
 from nanode.training.setup import (
     Setup,
@@ -113,16 +108,12 @@ def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
 
 def _resumed(setup: Setup, folder: Path) -> Progress:
     """Bring the setup to where the last checkpoint was written."""
-    checkpoint = last_checkpoint(folder)
-    if checkpoint is None:  # interrupted before the first one
+    if (found := at_checkpoint(setup, folder)) is None:
         return Progress()
-    average, state = load_checkpoint(checkpoint, setup.model, setup.config)
-    groups = setup.optimizer.state_dict()["param_groups"]
-    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+    average, state = found
     setup.batches.load_state_dict(state["batches"])
     if setup.average is not None:
         setup.average.load(average, state["updates"])
-    restore_random(state["random"], setup.fabric.device)
     return Progress.from_state(state["progress"])
 
 

@@ -12,15 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.models.video import SVG
-from nanode.training.checkpoints import (
-    last_checkpoint,
-    load_checkpoint,
-    load_weights,
-    weights_notes,
-)
-from nanode.training.loop import restore_random
+from nanode.training.checkpoints import load_weights, weights_notes
 from nanode.training.progress import Clock
-from nanode.training.recording import carry_out, finished, opened, run_once
+from nanode.training.recording import at_checkpoint, carry_out, finished, opened, run_once
 from nanode.training.records import Times
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.costs import measure_video_costs
@@ -78,14 +72,8 @@ def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
     """Bring the setup to where the last checkpoint was written."""
-    checkpoint = last_checkpoint(folder)
-    if checkpoint is None:  # interrupted before the first one
-        return VideoProgress()
-    _, state = load_checkpoint(checkpoint, setup.model, setup.config)
-    groups = setup.optimizer.state_dict()["param_groups"]
-    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-    restore_random(state["random"], setup.fabric.device)
-    return VideoProgress.from_state(state["progress"])
+    found = at_checkpoint(setup, folder)
+    return VideoProgress() if found is None else VideoProgress.from_state(found[1]["progress"])
 
 
 def _finish(loop: VideoLoop) -> VideoMetrics:
