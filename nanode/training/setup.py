@@ -79,10 +79,6 @@ def prepare(config: TrainConfig) -> Setup:
     fabric = make_fabric(config)
     if config.tensorboard:
         check_tensorboard()
-    if config.compile:
-        # Models of earlier runs in this process share code with this one's, and torch compiles a
-        # piece of code for a few models only before it gives up and runs it uncompiled.
-        torch.compiler.reset()
     data = load_data(config).to(fabric.device)
     batches = training_batches(config, data.train)
     torch.manual_seed(config.seed)
@@ -90,7 +86,7 @@ def prepare(config: TrainConfig) -> Setup:
     if config.penalty.weight:
         penalty(config.penalty, model)  # says so if there is none of such weights
     if config.compile:
-        _warm(model, batches.batch(0, 0)[0], fabric)
+        warm(model, fabric, batches.batch(0, 0)[0])
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optimizer))
     return Setup(
         config=config,
@@ -207,15 +203,18 @@ def evaluation_batches(config: TrainConfig, images: Images) -> Batches:
 
 
 @torch.no_grad()
-def _warm(model: nn.Module, images: Tensor, fabric: "Fabric") -> None:
-    """Call the model once uncompiled; it is left as it was.
+def warm(model: nn.Module, fabric: "Fabric", *inputs: Any) -> None:
+    """Call a model that is about to be compiled once uncompiled; it is left as it was.
 
     Flows keep tables from their first call on. Traced without them, a model is compiled for its
     first step and again for its second.
     """
-    devices = [images.device] if images.is_cuda else []
+    # Models of earlier runs in this process share code with this one, and torch compiles a piece
+    # of code for a few models only before it gives up and runs it uncompiled.
+    torch.compiler.reset()
+    devices = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices), fabric.autocast():
-        model.eval()(images)
+        model.eval()(*inputs)
     model.train()
 
 

@@ -17,7 +17,7 @@ from nanode.training.calibration import calibrate
 from nanode.training.costs import uncompiled
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
-from nanode.training.setup import built, make_fabric
+from nanode.training.setup import built, make_fabric, warm
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import Elbo, check_range, loss_terms
 from nanode.training.video.order import Order, latent_noise
@@ -111,7 +111,9 @@ def prepare(config: VideoConfig) -> VideoSetup:
     model.check(frames, config.n_past, least=config.length)
     check_range(frames, data.train.name)
     if config.compile:
-        _compile(model, frames, config.n_past, fabric)
+        warm(model, fabric, frames, config.n_past)
+        for part in (model.encoder, model.decoder):  # the LSTMs have kernels of their own
+            part.compile(dynamic=False)
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optimizer.as_optimizer()))
     return VideoSetup(config, fabric, data, model, optimizer, order)
 
@@ -136,24 +138,6 @@ def make_model(config: VideoConfig, channels: int, size: int) -> SVG:
     """The model of a configuration, as it starts."""
     shape = {"channels": channels, "size": size, "channels_last": config.channels_last}
     return built(create, config.model, shape, config.options)
-
-
-@torch.no_grad()
-def _compile(model: SVG, frames: Tensor, n_past: int, fabric: "Fabric") -> None:
-    """Have encoder and decoder compiled at their first call; the LSTMs have kernels of their own.
-
-    Flows keep tables from their first call on: traced without them, a model would be compiled for
-    its first step and again for its second. So it is called once before, and left as it was.
-    """
-    # Earlier models of this process share code with this one, and torch compiles a piece of code
-    # for a few models only.
-    torch.compiler.reset()
-    devices = [frames.device] if frames.is_cuda else []
-    with torch.random.fork_rng(devices), fabric.autocast():
-        model.eval()(frames, n_past)
-    model.train()
-    for part in (model.encoder, model.decoder):
-        part.compile(dynamic=False)
 
 
 @contextmanager
