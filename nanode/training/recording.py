@@ -13,7 +13,7 @@ from nanode.training.checkpoints import earlier_record, last_checkpoint, load_ch
 from nanode.training.config import Settings
 from nanode.training.costs import describe
 from nanode.training.documents import save_config
-from nanode.training.environment import commit, hardware, now, versions
+from nanode.training.environment import now, provenance
 from nanode.training.files import check_writable, remove_halves
 from nanode.training.journal import Journal
 from nanode.training.locks import locked
@@ -97,26 +97,23 @@ def at_checkpoint(setup: Any, folder: Path) -> tuple[dict[str, Tensor], dict[str
 
 def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], Any]) -> R:
     """The record of a run that begins, or goes on."""
-    at, modified = commit()
+    here = provenance(setup.fabric.device)
     if earlier is not None:
         return replace(
             earlier,
             config=setup.config,
-            commit=_then(earlier.commit, at),
-            modified=_either(earlier.modified, modified),
-            hardware=earlier.hardware | _both(earlier.hardware, hardware(setup.fabric.device)),
-            versions=earlier.versions | _both(earlier.versions, versions()),
+            commit=_then(earlier.commit, here["commit"]),
+            modified=_either(earlier.modified, here["modified"]),
+            hardware=earlier.hardware | _both(earlier.hardware, here["hardware"]),
+            versions=earlier.versions | _both(earlier.versions, here["versions"]),
         )
     return kind(
         config=setup.config,
         seed=setup.config.seed,
-        commit=at,
-        modified=modified,
-        versions=versions(),
-        hardware=hardware(setup.fabric.device),
         flows=tuple(describe(name, block) for name, block in flows(setup.model).items()),
         started=now(),
         costs=costs(setup),
+        **here,
     )
 
 

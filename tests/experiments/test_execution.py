@@ -242,7 +242,7 @@ def test_a_record_without_its_checkpoint_is_not_gone_on_with(tmp_path, runs, ste
     """The run begins anew: it is of the commit that trains it."""
     for commit, stop in (("old", 15), ("new", 1000)):
         monkeypatch.setattr(
-            "nanode.training.recording.commit", lambda commit=commit: (commit, False)
+            "nanode.training.environment.commit", lambda commit=commit: (commit, False)
         )
         found = list(outcomes(runs[:1], tmp_path, stop=lambda stop=stop: steps.count >= stop))
         shutil.rmtree(tmp_path / runs[0].name / "checkpoints")

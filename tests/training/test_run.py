@@ -242,12 +242,12 @@ def test_a_look_between_epochs_has_the_statistics_of_averaged_weights(
 def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
     steps = iter(range(100))
     for name in ("a", "b", "a", "b"):
-        monkeypatch.setattr("nanode.training.recording.commit", lambda name=name: (name, False))
+        monkeypatch.setattr("nanode.training.environment.commit", lambda name=name: (name, False))
         monkeypatch.setattr(
-            "nanode.training.recording.hardware", lambda device, name=name: {"name": name}
+            "nanode.training.environment.hardware", lambda device, name=name: {"name": name}
         )
         monkeypatch.setattr(
-            "nanode.training.recording.versions", lambda name=name: {"torch": f"torch of {name}"}
+            "nanode.training.environment.versions", lambda name=name: {"torch": f"torch of {name}"}
         )
         record = train(config, tmp_path, stop=lambda: next(steps) in (5, 7, 9))
     assert record.status == "finished"
@@ -273,7 +273,7 @@ def test_commits_of_a_run_that_goes_on(
 ):
     steps, config = iter(range(100)), replace(config, options={})
     for found in (first, second):
-        monkeypatch.setattr("nanode.training.recording.commit", lambda found=found: found)
+        monkeypatch.setattr("nanode.training.environment.commit", lambda found=found: found)
         record = train(config, tmp_path, stop=lambda: next(steps) == 5)
     assert (record.commit, record.modified) == told
 
