@@ -15,7 +15,7 @@ from nanode.training.files import write_text
 class Journal:
     """Writes ``log.jsonl``: one line a step with its loss and rate, one an epoch with metrics.
 
-    Opened at a step, it forgets what an interrupted setup wrote after that step.
+    Opened at a step, it forgets what an interrupted start wrote after that step.
     """
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool, progress: bool) -> None:

@@ -30,7 +30,7 @@ class Progress:
 
 
 class Clock:
-    """Times a setup: its first step apart, then stretches of steps between looks at the losses.
+    """Times a start of a run: its first step, then stretches of steps between looks at the losses.
 
     Reading a loss makes a GPU finish its work, so a stretch that ends with one is timed truly.
     """
@@ -39,12 +39,8 @@ class Clock:
         self._earlier = replace(earlier, starts=earlier.starts + 1)
         self._batch_size = batch_size
         self._opened = self._since = time.perf_counter()
-        self._first = True
-
-    @property
-    def first(self) -> bool:
-        """Whether the first step is still to come."""
-        return self._first
+        #: Whether the first step is still to come.
+        self.first = True
 
     @property
     def running(self) -> float:
@@ -63,8 +59,8 @@ class Clock:
         now = time.perf_counter()
         spent, self._since = now - self._since, now
         before = self._earlier
-        if self._first:
-            self._first = False
+        if self.first:
+            self.first = False
             self._earlier = replace(before, first_steps=before.first_steps + spent)
         else:
             self._earlier = replace(

@@ -57,7 +57,7 @@ class Times:
 
     #: From the first start to the end, waiting between an interruption and the next start left out.
     total: float = 0.0
-    #: First steps, one a setup: mostly compilation.
+    #: First steps, one a start: mostly compilation.
     first_steps: float = 0.0
     #: All other training steps, evaluation and checkpoints left out.
     steps: float = 0.0
