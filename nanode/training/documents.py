@@ -37,20 +37,13 @@ def save_config(config: Settings, path: str | Path) -> None:
     write_text(Path(path), yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True))
 
 
-def parse_config(text: str, where: str = "the configuration") -> TrainConfig:
-    """A configuration from YAML text; ``where`` names it in errors.
+def parse_document(kind: type[T], text: str, where: str) -> T:
+    """A configuration of some kind from YAML text; ``where`` names it in errors.
 
-    >>> parse_config("{data: digits, model: auto, epoch: 3}", "my.yaml")
+    >>> parse_document(TrainConfig, "{data: digits, model: auto, epoch: 3}", "my.yaml")
     Traceback (most recent call last):
     ValueError: my.yaml: unknown key 'epoch'. Did you mean 'epochs'?
-    >>> parse_config("{data: digits, model: auto, optimizer: {lr: 5e-2}}").optimizer.lr
-    0.05
     """
-    return parse_document(TrainConfig, text, where)
-
-
-def parse_document(kind: type[T], text: str, where: str) -> T:
-    """A configuration of some kind from YAML text."""
     try:
         document = yaml.load(text, _Loader)
     except yaml.YAMLError as why:

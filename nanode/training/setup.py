@@ -66,12 +66,10 @@ class Setup:
             count = min(count, at_most)
         if count:
             with self.fabric.autocast():
+                # Training images as the epochs after the last would show them.
+                later = later_images(self.batches, self.config.epochs, count)
                 # Not compiled: in this mode a compiled form would be compiled once more.
-                calibrate(self.model, self.model, self.samples(count))
-
-    def samples(self, count: int) -> Iterator[Tensor]:
-        """Training images as the epochs after the last would show them."""
-        return later_images(self.batches, self.config.epochs, count)
+                calibrate(self.model, self.model, later)
 
 
 def prepare(config: TrainConfig) -> Setup:

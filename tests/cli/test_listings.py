@@ -6,8 +6,8 @@ import pytest
 
 from nanode.data import SOURCES, video
 from nanode.models import names
-from nanode.training import recipe, recipe_names
-from nanode.training.documents import parse_config
+from nanode.training import TrainConfig, recipe, recipe_names
+from nanode.training.documents import parse_document
 
 
 def test_models(nanode):
@@ -28,7 +28,7 @@ def test_recipes(nanode):
 def test_a_recipe_can_be_used_as_a_file(nanode):
     status, out, _ = nanode("recipes", "staged")
     assert status == 0
-    assert parse_config(out) == recipe("staged")
+    assert parse_document(TrainConfig, out, "what was printed") == recipe("staged")
 
 
 def test_an_unknown_recipe(nanode):

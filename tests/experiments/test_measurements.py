@@ -14,7 +14,7 @@ from nanode.gradients import Backprop
 from nanode.models import create
 from nanode.training import load_model, train
 from nanode.training.calibration import calibrate
-from nanode.training.setup import prepare
+from nanode.training.setup import later_images, prepare
 
 
 @pytest.fixture
@@ -97,7 +97,8 @@ def by_hand(config, folder, steps):
     assert set(dict(model.named_parameters())) <= set(fitting)
     model.load_state_dict(fitting, strict=False)
     setup = prepare(config)
-    calibrate(model, model, setup.samples(config.calibration))
+    later = later_images(setup.batches, config.epochs, config.calibration)
+    calibrate(model, model, later)
     held = setup.data.validation
     with torch.no_grad():
         logits = model.eval()(normalised(held))

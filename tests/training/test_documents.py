@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from nanode.training import load_config, recipe, recipe_names, save_config, train
-from nanode.training.documents import parse_config
+from nanode.training import TrainConfig, load_config, recipe, recipe_names, save_config, train
+from nanode.training.documents import parse_document
 
 BASE = "data: digits\nmodel: auto\n"
+
+
+def parsed(text):
+    return parse_document(TrainConfig, text, "my.yaml")
 
 
 @pytest.mark.parametrize(
@@ -34,25 +38,25 @@ BASE = "data: digits\nmodel: auto\n"
 )
 def test_errors_name_the_file_and_the_key(text, message):
     with pytest.raises(ValueError, match=message):
-        parse_config(BASE + text, "my.yaml")
+        parsed(BASE + text)
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "just text"])
 def test_a_document_must_map(text):
     with pytest.raises(ValueError, match="the document must map keys to values"):
-        parse_config(text)
+        parsed(text)
 
 
 def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match="the key 'model' is missing"):
-        parse_config("data: digits")
+        parsed("data: digits")
 
 
 @pytest.mark.parametrize(
     ("written", "value"), [("5e-4", 5e-4), ("1", 1.0), ("1.5E+1", 15.0), ("0.25", 0.25)]
 )
 def test_numbers_as_people_write_them(written, value):
-    found = parse_config(f"{BASE}optimizer: {{lr: {written}}}").optimizer.lr
+    found = parsed(f"{BASE}optimizer: {{lr: {written}}}").optimizer.lr
     assert found == value
     assert isinstance(found, float)
 
