@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, one
+from nanode.bases.basis import Basis, one
 from nanode.stages import Side
 from nanode.values import checked_count
 
@@ -24,9 +24,6 @@ class Constant(Basis):
     """
 
     size = 1
-
-    def __init__(self, interval: Interval = (0.0, 1.0)) -> None:
-        super().__init__(interval)
 
     def values(self, t: Tensor, side: Side) -> Tensor:
         """1 at every time."""

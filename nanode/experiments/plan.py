@@ -150,7 +150,7 @@ def configured(
     model: str,
     data: str,
     steps: int,
-    changes: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any],
 ) -> TrainConfig:
     """A recipe for one model: ``steps`` evaluations in each flow, and further changes.
 
@@ -167,7 +167,7 @@ def configured(
         own |= {"options.compile": True, "options.steps": steps}
         if steps >= 100:
             own["options.gradient"] = "checkpointed"
-    return changed(base, own | dict(changes or {}))
+    return changed(base, own | dict(changes))
 
 
 #: A plan takes the same few recipes a hundred times.

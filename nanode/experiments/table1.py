@@ -109,16 +109,11 @@ def tuned(options: Options) -> tuple[str, ...]:
 # ---- the shared column
 
 
-def shared_name(model: str, data: str, seed: int = 0) -> str:
-    """The folder of a run by the shared recipe."""
-    return f"table1/{data}/shared/{model}/seed{seed}"
-
-
 def shared(model: str, data: str, options: Options, seed: int = 0) -> Planned:
     """A run by the shared recipe."""
     profile = _profiled(model, data, options, seed)
     config = _config("table1", model, data, options, {"seed": seed, "profile": profile})
-    return Planned(shared_name(model, data, seed), config)
+    return Planned(f"table1/{data}/shared/{model}/seed{seed}", config)
 
 
 def _profiled(model: str, data: str, options: Options, seed: int = 0) -> bool:

@@ -27,14 +27,7 @@ from nanode.bases import (
     Trigonometric,
 )
 from nanode.fields import Autonomous, Field, Gated, TimeAppended, TimeVarying
-from nanode.trajectories import (
-    Form,
-    Householder,
-    Hypernetwork,
-    Independent,
-    Start,
-    TrajectoryFactory,
-)
+from nanode.trajectories import Form, Householder, Hypernetwork, Independent, Start
 from nanode.values import checked_count, nearest
 
 
@@ -218,9 +211,8 @@ row("chebyshev-D-independent")(Moving(FAMILIES["chebyshev-D"], Independent()))
 @row("hyper")
 def hyper(setting: Setting, _: int, form: Form | None) -> Flow:
     """Each weight a shared small network's output at its embedding and t."""
-    factory: TrajectoryFactory = Hypernetwork
     module = setting.make(setting.width)
-    field = TimeVarying(module, weights=factory, overrides=setting.overrides, orthogonal=form)
+    field = TimeVarying(module, weights=Hypernetwork, overrides=setting.overrides, orthogonal=form)
     return Flow(field)
 
 

@@ -1,13 +1,16 @@
 """The recurrent parts: posterior, prior and predictor, over small vectors.
 
 In training all their inputs are known beforehand, so each is one call over the whole sequence; in
-generation the state is handed from step to step.
+generation the state is handed from step to step. Autocast is off in them: they cost little, and the
+divergence adds up small differences.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from nanode.trajectories.trajectory import full_precision
 
 #: Hidden and cell state of an LSTM; None stands for zeros.
 State = tuple[Tensor, Tensor] | None
@@ -57,7 +60,7 @@ class Gaussian(nn.Module):
 
     def forward(self, x: Tensor, state: State = None) -> tuple[Latent, State]:
         """The distribution at each time, and the state after the last."""
-        with _full_precision(x):
+        with full_precision(x):
             y, after = self.recurrent(x, state)
             return Latent(self.mean(y), self.log_variance(y)), after
 
@@ -72,11 +75,6 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
         """Features in (-1, 1) at each time, and the state after the last."""
-        with _full_precision(x):
+        with full_precision(x):
             y, after = self.recurrent(x, state)
             return torch.tanh(self.out(y)), after
-
-
-def _full_precision(x: Tensor) -> torch.autocast:
-    """No autocast: these parts cost little, and the divergence adds up small differences."""
-    return torch.autocast(x.device.type, enabled=False)
