@@ -1,5 +1,6 @@
 """The analysis of a trained run, from its folder."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,17 +40,15 @@ def analyse_run(
     samples = checked_count("samples", samples, least=1)
     target = folder / "analysis" if out is None else Path(out)
     look = _video if is_video_run(folder) else _images
-    return look(folder, target, samples, device, data_root, effort)
+    model, x, loss, rows = look(folder, samples, device, data_root)
+    return analyse(model, x, target, loss=loss, rows=rows, effort=effort)
 
 
-def _images(
-    folder: Path,
-    out: Path,
-    samples: int,
-    device: str | None,
-    data_root: str | None,
-    effort: Effort | None,
-) -> Analysis:
+#: A model, samples for it, the loss of its output for one of them, and the rows to look at.
+Look = tuple[nn.Module, Tensor, Callable[[Any, int], Tensor], int | None]
+
+
+def _images(folder: Path, samples: int, device: str | None, data_root: str | None) -> Look:
     model, config = load_model(folder)
     config = config.placed(device, data_root)
     place = make_fabric(config).device
@@ -61,17 +60,10 @@ def _images(
     def loss(logits: Any, n: int) -> Tensor:
         return F.cross_entropy(logits, labels[n : n + 1])
 
-    return analyse(model.to(place), x, out, loss=loss, effort=effort)
+    return model.to(place), x, loss, None
 
 
-def _video(
-    folder: Path,
-    out: Path,
-    samples: int,
-    device: str | None,
-    data_root: str | None,
-    effort: Effort | None,
-) -> Analysis:
+def _video(folder: Path, samples: int, device: str | None, data_root: str | None) -> Look:
     model, config = load_video_model(folder)
     config = config.placed(device, data_root)
     place = make_fabric(config).device
@@ -82,8 +74,7 @@ def _video(
         error, divergence = loss_terms(prediction, frames[n : n + 1])
         return error + config.beta * divergence
 
-    whole = _OfClips(model.to(place), config.n_past)
-    return analyse(whole, frames, out, loss=loss, rows=1, effort=effort)
+    return _OfClips(model.to(place), config.n_past), frames, loss, 1
 
 
 class _OfClips(nn.Module):
