@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, roll_out
+from nanode.training.calibration import kept_statistics
 from nanode.training.setup import make_fabric
 from nanode.training.video.config import VideoConfig, check_beyond
 from nanode.training.video.loss import check_range
@@ -292,11 +293,9 @@ def trivial_scores(
 def norm_statistics(model: nn.Module, norms: str) -> Iterator[None]:
     """The model with stored norm statistics or with those of each batch; it is left as it was."""
     was_training = model.training
-    kept = [(b, b.clone()) for b in model.buffers()] if norms == "batch" else []
     model.train(norms == "batch")
     try:
-        yield
+        with kept_statistics(model) if norms == "batch" else nullcontext():
+            yield
     finally:
         model.train(was_training)
-        for buffer, before in kept:
-            buffer.copy_(before)
