@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nanode.experiments.plan import Options, Planned, standing
-from nanode.experiments.table2 import Runs
 from nanode.experiments.video import (
     FIGURE,
     FILM,
     STOCHASTIC,
+    Runs,
     VideoRun,
     filmed,
     finished,

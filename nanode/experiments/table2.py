@@ -11,6 +11,7 @@ from nanode.experiments.video import (
     BAIR,
     DETERMINISTIC,
     STOCHASTIC,
+    Runs,
     VideoRun,
     diverged,
     finished,
@@ -89,9 +90,6 @@ class Table2:
             _settings(dict(zip(places, (mnist, deterministic, bair), strict=True))),
         ]
         return [write_page(out / "table2.md", "Table 2: video prediction", parts)]
-
-
-Runs = Mapping[str, Sequence[VideoRun]]
 
 
 # ---- −ELBO after the same time and after the same steps

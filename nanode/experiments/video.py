@@ -9,7 +9,7 @@ after the same number of steps.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -169,13 +169,15 @@ def place_of(recipe: str, options: Options) -> str:
     return _base(recipe, options).data + ("-full" if options.budget == "full" else "")
 
 
-def finished(root: Path, place: str) -> dict[str, list[VideoRun]]:
-    """The finished runs in a place by model, in the order of their seeds."""
-    found: dict[str, list[VideoRun]] = {}
-    for model in MODELS:
-        runs = [run_in(path) for path in seed_folders(VideoRecord, root / "table2" / place / model)]
-        found[model] = [run for run in runs if run.record.status == "finished"]
-    return found
+#: By model, in the order of their seeds.
+Runs = Mapping[str, Sequence[VideoRun]]
+
+
+def finished(root: Path, place: str) -> Runs:
+    """The finished runs in a place."""
+    folders = {m: seed_folders(VideoRecord, root / "table2" / place / m) for m in MODELS}
+    runs = {model: map(run_in, found) for model, found in folders.items()}
+    return {m: [r for r in found if r.record.status == "finished"] for m, found in runs.items()}
 
 
 def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
