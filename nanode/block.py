@@ -1,6 +1,7 @@
 """ODEBlock: a solve as an ordinary module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -201,3 +202,16 @@ class ODEBlock(nn.Module):
 def flows(model: nn.Module) -> dict[str, ODEBlock]:
     """The flows of a model, by name."""
     return {name: part for name, part in model.named_modules() if isinstance(part, ODEBlock)}
+
+
+@contextmanager
+def uncompiled(blocks: Iterable[ODEBlock]) -> Iterator[None]:
+    """Blocks by the methods that they would have without ``compile``."""
+    own = {block: block.gradient for block in blocks if isinstance(block.gradient, Compiled)}
+    for block, gradient in own.items():
+        block.gradient = gradient.method
+    try:
+        yield
+    finally:
+        for block, gradient in own.items():
+            block.gradient = gradient

@@ -7,8 +7,7 @@ import copy
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 
 from nanode.analysis import measure_memory
 from nanode.bases import Basis
-from nanode.block import ODEBlock, flows
-from nanode.gradients.compiled import Compiled
+from nanode.block import ODEBlock, flows, uncompiled
 from nanode.training.records import Costs, Flow
 from nanode.training.setup import Setup, compiled
 
@@ -72,6 +70,7 @@ def costs_of_step(
 ) -> Costs:
     """What one training step of a model costs; ``loss`` runs its forward pass on ``data``."""
     blocks = flows(model)
+    # Captured and compiled solves hide what they hold.
     with uncompiled(blocks.values()):
         inputs, calls = _inputs(model, loss)
         with fabric.autocast():
@@ -89,19 +88,6 @@ def costs_of_step(
         flow_peak_bytes=max((memory.peak for memory in found.values()), default=0),
         saved_bytes=saved,
     )
-
-
-@contextmanager
-def uncompiled(blocks: Iterable[ODEBlock]) -> Iterator[None]:
-    """Blocks by their plain methods: captured and compiled solves hide what they hold."""
-    own = {block: block.gradient for block in blocks if isinstance(block.gradient, Compiled)}
-    for block, gradient in own.items():
-        block.gradient = gradient.method
-    try:
-        yield
-    finally:
-        for block, gradient in own.items():
-            block.gradient = gradient
 
 
 def _inputs(

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from torch import nn
 
-from nanode.block import flows
+from nanode.block import flows, uncompiled
 from nanode.training.checkpoints import load_weights, weights_notes
 from nanode.training.config import TrainConfig
-from nanode.training.costs import measure_costs, uncompiled
+from nanode.training.costs import measure_costs
 from nanode.training.evaluation import Score, score
 from nanode.training.loop import Loop
 from nanode.training.progress import Clock, Progress

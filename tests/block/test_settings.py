@@ -10,6 +10,7 @@ import torch.multiprocessing
 from torch import nn
 
 import nanode
+from nanode.block import uncompiled
 from tests.block.common import EXACT, ROUNDING, like, make
 from tests.gradients.models import DOUBLE, Net, inputs, moving
 
@@ -183,3 +184,11 @@ def test_a_setting_changed_later_counts(name):
     plan = copied._plan
     assert torch.equal(copied(x), expected(x))
     assert copied._plan is plan
+
+
+def test_blocks_are_compiled_again_after_an_error():
+    block = nanode.ODEBlock(nanode.Autonomous(nn.Linear(2, 2)), 2, compile=True)
+    gradient = block.gradient
+    with pytest.raises(KeyError), uncompiled([block]):
+        raise KeyError
+    assert block.gradient is gradient

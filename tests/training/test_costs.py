@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import nanode
 from nanode.block import flows
-from nanode.training.costs import describe, measure_costs, uncompiled
+from nanode.training.costs import describe, measure_costs
 from nanode.training.setup import prepare
 
 
@@ -73,14 +72,6 @@ def test_measuring_frees_what_it_made(config, monkeypatch):
 
 def test_compiled_flows_are_measured_by_their_plain_method(config):
     assert costs(config, steps=2, compile=True) == costs(config, steps=2)
-
-
-def test_flows_are_compiled_again_after_an_error():
-    block = nanode.ODEBlock(nanode.Autonomous(nn.Linear(2, 2)), 2, compile=True)
-    gradient = block.gradient
-    with pytest.raises(KeyError), uncompiled([block]):
-        raise KeyError
-    assert block.gradient is gradient
 
 
 def test_measuring_changes_nothing(config):

@@ -7,9 +7,9 @@ from dataclasses import asdict
 import torch
 from torch import Tensor, nn
 
-from nanode.block import flows
+from nanode.block import flows, uncompiled
 from nanode.fields import TimeVarying
-from nanode.training.costs import costs_of_step, uncompiled
+from nanode.training.costs import costs_of_step
 from nanode.training.decay import stored_weights
 from nanode.training.video.records import VideoCosts
 from nanode.training.video.setup import VideoSetup

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nanode.block import flows
+from nanode.block import flows, uncompiled
 from nanode.data.source import show_progress
 from nanode.data.video import VideoData, load
 from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, create
 from nanode.training.calibration import calibrate
-from nanode.training.costs import uncompiled
 from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.training.setup import built, make_fabric, warm
