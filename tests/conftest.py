@@ -1,5 +1,11 @@
+import signal
+
 import pytest
 import torch
+
+# In what a script runs in the background Ctrl-C is ignored; here it is as in front of a person.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
