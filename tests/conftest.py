@@ -1,3 +1,4 @@
+import gc
 import signal
 
 import pytest
@@ -6,6 +7,13 @@ import torch
 # In what a script runs in the background Ctrl-C is ignored; here it is as in front of a person.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_was_there_before_is_no_garbage():
+    """Whoever collects garbage looks through their own alone, not through all that is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +29,7 @@ def one_thread_and_a_fixed_seed():
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # now all of it goes
