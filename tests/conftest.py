@@ -4,6 +4,9 @@ import signal
 import pytest
 import torch
 
+# Tensors here are too small to share: threads would only wait for each other, tenfold where other
+# tests run beside.
+torch.set_num_threads(1)
 # In what a script runs in the background Ctrl-C is ignored; here it is as in front of a person.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,13 +20,8 @@ def what_was_there_before_is_no_garbage():
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_a_fixed_seed():
-    """Tensors here are too small to share: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def a_fixed_seed():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def pytest_runtest_setup(item):

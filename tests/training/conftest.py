@@ -1,20 +1,10 @@
 import json
 
 import pytest
-import torch
 from torch import nn
 
 from nanode.training import TrainConfig
 from nanode.training.loop import Loop
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors: threads cost more than they bring, tenfold where other tests run beside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
