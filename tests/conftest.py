@@ -3,6 +3,7 @@ import signal
 
 import pytest
 import torch
+from torch import nn
 
 # Tensors here are too small to share: threads would only wait for each other, tenfold where other
 # tests run beside.
@@ -22,6 +23,23 @@ def what_was_there_before_is_no_garbage():
 @pytest.fixture(autouse=True)
 def a_fixed_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def perceptron(monkeypatch):
+    """In place of every model: one that is quick, draws random numbers and has a norm."""
+
+    def create(name, *, preset, channels, classes):
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64 * channels, 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(32, classes),
+        )
+
+    monkeypatch.setattr("nanode.training.setup.create", create)
 
 
 def pytest_runtest_setup(item):

@@ -1,26 +1,9 @@
 from dataclasses import replace
 
 import pytest
-from torch import nn
 
 from nanode.experiments import Planned
 from nanode.training import Metrics, RunRecord, TrainConfig
-
-
-@pytest.fixture
-def perceptron(monkeypatch):
-    """In place of every model: one that is quick and has a norm."""
-
-    def create(name, *, preset, channels, classes):
-        return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(64 * channels, 32),
-            nn.BatchNorm1d(32),
-            nn.ReLU(),
-            nn.Linear(32, classes),
-        )
-
-    monkeypatch.setattr("nanode.training.setup.create", create)
 
 
 @pytest.fixture

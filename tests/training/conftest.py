@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from torch import nn
 
 from nanode.training import TrainConfig
 from nanode.training.loop import Loop
@@ -21,23 +20,6 @@ def config():
         device="cpu",
         progress=False,
     )
-
-
-@pytest.fixture
-def perceptron(monkeypatch):
-    """In place of every model: one that is quick, draws random numbers and has a norm."""
-
-    def create(name, *, preset, channels, classes):
-        return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(64 * channels, 32),
-            nn.BatchNorm1d(32),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(32, classes),
-        )
-
-    monkeypatch.setattr("nanode.training.setup.create", create)
 
 
 @pytest.fixture
