@@ -23,6 +23,7 @@ ORDER = (
     "analysis",
     "models",
     "data",
+    "interrupts",
     "training",
     "reports",
     "experiments",

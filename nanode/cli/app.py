@@ -1,9 +1,11 @@
 """The list of commands, and how what goes wrong is shown."""
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Annotated, get_args
 
 from cyclopts import (
@@ -17,6 +19,7 @@ from cyclopts import (
 )
 
 from nanode import __version__
+from nanode.interrupts import postponed, raised
 
 #: Each command's name and what it does; ``command`` in the file of that name carries it out.
 COMMANDS = {
@@ -77,7 +80,9 @@ def run(tokens: Sequence[str]) -> int:
     SIGTERM.
     """
     try:
-        app.meta(tokens)
+        with raised():
+            _import(tokens)
+            app.meta(tokens)
     except (Exception, KeyboardInterrupt) as why:
         if "--debug" in tokens:
             traceback.print_exc()
@@ -85,6 +90,14 @@ def run(tokens: Sequence[str]) -> int:
         print(f"nanode: {message}", file=sys.stderr)
         return status
     return 0
+
+
+def _import(tokens: Sequence[str]) -> None:
+    """Import the command that is called, as cyclopts would, but by itself."""
+    name = next((token for token in tokens if not token.startswith("-")), None)
+    if name in COMMANDS:
+        with postponed():
+            import_module(f"nanode.cli.{name}")
 
 
 def _described(why: BaseException) -> tuple[str, int]:
@@ -99,6 +112,8 @@ def _described(why: BaseException) -> tuple[str, int]:
         return str(why), 2
     if isinstance(why, KeyboardInterrupt):
         return str(why) or "interrupted", 130
+    if isinstance(why, OSError) and why.errno == errno.ENOSPC:
+        return f"{why}; make room, and give the same command again", 1
     if isinstance(why, EXPECTED):
         return str(why), 1
     return f"unexpected {type(why).__name__}: {why} (--debug shows where it comes from)", 1

@@ -1,5 +1,6 @@
 """``nanode reproduce``: the paper's tables and figures by name."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,8 @@ from nanode.data import DataError
 from nanode.experiments import EXPERIMENTS, Options, Outcome, over, reproduce
 from nanode.experiments.execution import BrokenOff
 from nanode.experiments.plan import Experiment
+from nanode.interrupts import GOES_ON, asked_to_stop
 from nanode.training.files import check_writable
-from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.video import VideoRecord
 from nanode.values import check_choice
 
@@ -40,7 +41,7 @@ def command(
         How many runs there are of each row of a table; figures of images and some rows have one
         unless the budget is full.
     budget
-        short, full, or tiny (seconds on a CPU, on the digits that come with the package).
+        short, full, or tiny (a minute or two on a CPU, on the digits that come with the package).
     root
         The folder for the folders of the runs. What is over there is not repeated, and what was
         interrupted goes on: the same command may be given again and again.
@@ -51,14 +52,15 @@ def command(
     minutes
         Stop after so long; what is there so far is reported.
     report_only
-        Train nothing: report on the runs that are there.
+        Train and measure nothing: report on what is there.
     """
     if name is None:
         for known, about in EXPERIMENTS.items():
             print(f"{known:20} {about.summary}")
         return
     check_choice("the experiment", name, EXPERIMENTS)
-    experiment, options = EXPERIMENTS[name], Options(tuple(data), seeds, budget, data_root)
+    experiment = EXPERIMENTS[name]
+    options = Options(tuple(data), seeds, budget, data_root, measure=not report_only)
     out = root / "report" if out is None else out
     for folder in (root, out):
         check_writable(folder)
@@ -71,11 +73,11 @@ def command(
                     print(_line(outcome), flush=True)
         except (BrokenOff, DataError, OSError) as why:  # what is there is reported all the same
             broken = why
-        _report(experiment, root, out, options)
-        if broken is not None:
-            raise broken
-        if asked():
-            raise KeyboardInterrupt(GOES_ON)
+    _report(experiment, root, out, options)
+    if broken is not None:
+        raise broken
+    if asked():
+        raise KeyboardInterrupt(GOES_ON)
 
 
 def _report(experiment: Experiment, root: Path, out: Path, options: Options) -> None:
@@ -84,9 +86,12 @@ def _report(experiment: Experiment, root: Path, out: Path, options: Options) -> 
         if path.suffix == ".md":
             print(f"\n{path.read_text(encoding='utf-8')}")
         print(path)
-    left = [run.name for run in experiment.plan(options, root) if not over(run, root)]
+    left = 0
+    for run in experiment.plan(options, root):
+        with suppress(ValueError):  # by other settings than are planned now, which the page says
+            left += not over(run, root)
     if left:
-        print(f"\nRuns still to come: {len(left)}. Give the same command again to go on.")
+        print(f"\nRuns still to come: {left}. Give the same command again to go on.")
 
 
 def _line(outcome: Outcome) -> str:

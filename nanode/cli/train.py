@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from nanode.cli.settings import settings_over_a_base
+from nanode.interrupts import GOES_ON, asked_to_stop
 from nanode.training import TrainConfig, train
-from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.setup import make_model
 from nanode.training.video import VideoConfig, train_video
 from nanode.training.video.setup import make_model as make_video_model

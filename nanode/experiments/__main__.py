@@ -12,8 +12,8 @@ from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, rep
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
+from nanode.interrupts import GOES_ON, asked_to_stop
 from nanode.training.documents import read_value
-from nanode.training.interrupts import GOES_ON, asked_to_stop
 from nanode.training.video import VideoMetrics
 
 

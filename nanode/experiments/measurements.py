@@ -5,7 +5,6 @@ steps.json  accuracy on held-out images with fewer and fewer steps, and how few 
 """
 
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +18,7 @@ from nanode.gradients import Compiled
 from nanode.training import RunRecord, TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
 from nanode.training.evaluation import score
-from nanode.training.files import write_json
+from nanode.training.files import read_json, write_json
 from nanode.training.setup import (
     evaluation_batches,
     later_images,
@@ -129,10 +128,4 @@ def measure(name: str, folder: Path) -> None:
 def measured(name: str, folder: Path) -> dict[str, Any] | None:
     """What was found, if it was measured."""
     path = folder / f"{name}.json"
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as why:
-        raise ValueError(f"can't read the measurement {path}: {why}; delete it") from why
-    return found
+    return read_json(path) if path.exists() else None

@@ -3,7 +3,6 @@
 memory/memory.json
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from nanode.experiments.plan import Options, Planned
 from nanode.models import create
 from nanode.reports.markdown import table, write_page
 from nanode.training.environment import provenance
-from nanode.training.files import write_json
+from nanode.training.files import read_json, write_json
 
 #: Model, solver and gradient; the first is what the others are compared with.
 METHODS = (
@@ -46,7 +45,8 @@ class Memory:
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """Measure unless that was done, and write the page."""
         measured_once(root / FILE, measure, options)
-        return [write_page(out / "memory.md", "Activation memory", [memory_section(root)])]
+        section = memory_section(root) or "Not measured yet."
+        return [write_page(out / "memory.md", "Activation memory", [section])]
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -68,17 +68,17 @@ def measure(options: Options) -> dict[str, Any]:
 
 def measured_once(
     path: Path, measure: Callable[[Options], dict[str, Any]], options: Options
-) -> dict[str, Any]:
-    """What a file holds, measured if there is none, and again on a GPU if that was a CPU."""
+) -> dict[str, Any] | None:
+    """What a file holds, measured if there is none, and again on a GPU if that was a CPU.
+
+    Where nothing may be measured, None if there is none.
+    """
+    found = read_json(path) if path.exists() else None
     gpu = torch.cuda.is_available() and not options.tiny
-    if not path.exists() or (gpu and _read(path)["hardware"]["device"] != "cuda"):
+    if options.measure and (found is None or (gpu and found["hardware"]["device"] != "cuda")):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, measure(options))
-    return _read(path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     return found
 
 
@@ -87,7 +87,7 @@ def memory_section(root: Path) -> str:
     path = root / FILE
     if not path.exists():
         return ""
-    found = _read(path)
+    found = read_json(path)
     held = {
         (row["model"], row["solver"], row["gradient"], row["evaluations"]): row
         for row in found["rows"]

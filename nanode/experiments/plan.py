@@ -63,6 +63,8 @@ class Options:
     seeds: int = 3
     budget: str = "short"
     data_root: str | None = None
+    #: Whether reports measure what they show and no run tells: memory, scores without a model.
+    measure: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.data, str) or not self.data:

@@ -8,7 +8,6 @@ a shorter run would have been: one set of runs serves the comparison after the s
 after the same number of steps.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.experiments.plan import Options, Planned, changed
 from nanode.models.video import NAMES
 from nanode.reports.records import seed_folders
-from nanode.training.files import write_json
+from nanode.training.files import read_json, write_json
 from nanode.training.video import (
     Point,
     VideoConfig,
@@ -192,9 +191,11 @@ def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
     on = {key: run.clips[key] for key in ("data", "sequences", "n_past", "length")}
     path = root / "table2" / place / "trivial.json"
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if found["on"] == on:
             return found
+    if not options.measure:
+        return {}
     own_root = options.data_root or run.record.config.data_root
     try:
         scores = trivial_scores(replace(run.record.config, data_root=own_root, device="auto"), **on)

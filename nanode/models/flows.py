@@ -18,7 +18,7 @@ from nanode.solvers import (
     ReversibleHeun,
     Stepper,
 )
-from nanode.values import check_choice, checked_count
+from nanode.values import check_choice, check_flag, check_number, checked_count
 
 #: Solvers by name, with the evaluations that a step takes.
 SOLVERS: dict[str, tuple[Callable[[], Stepper], int]] = {
@@ -59,6 +59,10 @@ class Flows:
     def __post_init__(self) -> None:
         check_choice("solver", self.solver, SOLVERS)
         check_choice("gradient", self.gradient, GRADIENTS)
+        check_flag("moving_norms", self.moving_norms)
+        check_flag("compile", self.compile)
+        if self.scale is not None:
+            check_number("scale", self.scale)
         evaluations, cost = self._evaluations()
         if checked_count("steps", evaluations) % cost:
             raise ValueError(

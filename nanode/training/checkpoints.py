@@ -127,7 +127,8 @@ def earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) 
         return None
     if not resume:
         raise ValueError(
-            f"{folder} holds a run already; resume it with resume=True, or name another folder"
+            f"{folder} holds a run already; have it resumed (resume=True, --resume), or name "
+            "another folder"
         )
     record = kind.load(path)
     check_same(record.config.as_dict(), config, str(folder))

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,23 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     half = path.with_name(f".{path.name}.{os.getpid()}{HALF}")
     try:
-        write(half)
-        _reach_disk(half)
-        os.replace(half, path)
+        with named(path):
+            write(half)
+            _reach_disk(half)
+            os.replace(half, path)
     finally:
         _remove(half)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Errors that don't say what couldn't be written, as where a disk is full, say that it was."""
+    try:
+        yield
+    except OSError as why:
+        if why.filename is None and why.errno is not None:
+            why.filename = str(path)
+        raise
 
 
 def remove_halves(folder: Path) -> None:
@@ -41,10 +54,20 @@ def write_json(path: Path, plain: Any) -> None:
     write_text(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What ``write_json`` has written."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as why:
+        raise ValueError(f"can't read {path}: {why}; delete it to have it made again") from why
+    return found
+
+
 def check_writable(folder: Path) -> None:
     """Refuse a folder that can't be written to or made; makes nothing."""
     place = folder.absolute()
-    while not place.exists() and place.parent != place:
+    # Not Path.exists(), which raises inside of folders that may not be looked into.
+    while not os.path.exists(place) and place.parent != place:
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"the folder {folder} can't be made: {place} is a file")

@@ -14,7 +14,7 @@ from nanode.training.config import Settings
 from nanode.training.costs import describe
 from nanode.training.documents import save_config
 from nanode.training.environment import now, provenance
-from nanode.training.files import check_writable, remove_halves
+from nanode.training.files import check_writable, named, remove_halves
 from nanode.training.journal import Journal
 from nanode.training.locks import locked
 from nanode.training.loop import Diverged, restore_random
@@ -163,7 +163,8 @@ def carry_out(
     folder.mkdir(parents=True, exist_ok=True)
     remove_halves(folder)
     save_config(config, folder / "config.yaml")
-    with Journal(folder, step, tensorboard=config.tensorboard, progress=config.progress) as journal:
+    shown = {"tensorboard": config.tensorboard, "progress": config.progress}
+    with named(folder), Journal(folder, step, **shown) as journal:
         loop = make_loop(journal)
 
         def saved(**changes: Any) -> R:

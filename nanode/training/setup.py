@@ -143,6 +143,9 @@ def built(create: Callable[..., M], name: str, shape: dict[str, Any], options: d
         return create(name, **shape, **options)
     except TypeError as why:
         raise ValueError(f"options doesn't fit the model {name!r}: {why}") from why
+    except ValueError as why:
+        wrong = any(str(why).startswith(f"{key} ") for key in options)
+        raise ValueError(f"options.{why}" if wrong else str(why)) from why
 
 
 def _check_reversal(options: dict[str, Any]) -> None:

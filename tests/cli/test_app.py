@@ -124,7 +124,7 @@ def failing(monkeypatch):
     ("why", "status", "message"),
     [
         (ValueError("a wrong value"), 1, "a wrong value"),
-        (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
+        (OSError(5, "Input/output error"), 1, "[Errno 5] Input/output error"),
         (ImportError("needs x: pip install x"), 1, "needs x: pip install x"),
         (RuntimeError("out of memory"), 1, "out of memory"),
         (KeyboardInterrupt(), 130, "interrupted"),

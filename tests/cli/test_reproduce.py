@@ -67,6 +67,25 @@ def test_only_a_report(give, tmp_path):
     assert not (tmp_path / "runs" / "pair").exists()
 
 
+def test_a_report_on_runs_by_other_settings(give, tmp_path):
+    assert give()[0] == 0
+    record = tmp_path / "runs/pair/seed0/run.json"
+    record.write_text(record.read_text().replace('"epochs": 1,', '"epochs": 2,'))
+    assert give("--report-only").status == 0
+    status, _, err = give()
+    assert status == 1
+    assert "belongs to another configuration" in err
+
+
+@pytest.mark.parametrize("name", ["memory", "table2"])
+def test_only_a_report_measures_nothing(nanode, tmp_path, name):
+    folders = ("--root", tmp_path / "runs", "--out", tmp_path / "results")
+    tokens = ("reproduce", name, "--budget", "tiny", "--report-only", *folders)
+    assert nanode(*tokens).status == 0
+    assert (tmp_path / "results" / f"{name}.md").exists()
+    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+
+
 def test_stopped_by_the_clock(give):
     status, out, _ = give("--minutes", "1e-9")
     assert status == 0

@@ -1,5 +1,6 @@
 """Training and measuring through the command line, on real digits."""
 
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import pytest
 
 from nanode import data
 from nanode.training import RunRecord, load_config
+from nanode.training.journal import Journal
 from nanode.training.loop import Loop
 
 
@@ -42,6 +44,35 @@ def test_evaluating_gives_the_recorded_numbers(trained, nanode, run_folder, spli
         f"{metrics[f'{split}_loss']:.4f}",
     ]
     assert recorded.split() == ["run.json", f"{metrics[f'{split}_accuracy']:.2%}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("compile", "none", "true or false, got 'none'"),
+        ("moving_norms", "7", "true or false, got 7"),
+        ("scale", "true", "a finite number, got True"),
+        ("steps", "2.5", "a whole number of at least 1, got 2.5"),
+    ],
+)
+def test_options_of_another_kind_are_refused(nanode, quick, run_folder, option, value, expected):
+    tokens = ("train", "image", "--config", quick, "--out", run_folder)
+    status, _, err = nanode(*tokens, f"--options.{option}", value)
+    assert status == 1
+    assert f"options.{option} must be {expected}" in err
+    assert not run_folder.exists()
+
+
+def test_a_full_disk_is_named(nanode, quick, run_folder, monkeypatch):
+    def full(self, step, **values):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "write", full)
+        status, _, err = nanode("train", "image", "--config", quick, "--out", run_folder)
+    assert status == 1
+    assert f"No space left on device: '{run_folder}'; make room, and give the same" in err
+    assert nanode("train", "image", "--config", quick, "--out", run_folder).status == 0
 
 
 def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path, monkeypatch):

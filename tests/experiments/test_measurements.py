@@ -9,7 +9,7 @@ from nanode.block import flows
 from nanode.data import load
 from nanode.experiments import Options, measurements
 from nanode.experiments.measurements import TOLERANCE, _Coarse, fewest_steps, measure, measured
-from nanode.experiments.memory import measured_once
+from nanode.experiments.memory import measured_once, memory_section
 from nanode.gradients import Backprop
 from nanode.models import create
 from nanode.training import load_model, train
@@ -111,6 +111,10 @@ def test_a_broken_measurement_names_its_file(tmp_path):
     (tmp_path / "steps.json").write_text("{")
     with pytest.raises(ValueError, match=r"steps\.json.*delete it"):
         measured("steps", tmp_path)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.json").write_text("{")
+    with pytest.raises(ValueError, match=r"memory\.json.*delete it"):
+        memory_section(tmp_path)
 
 
 def test_what_a_cpu_measured_is_measured_again_on_a_gpu(tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM as a request: the current step ends, and a checkpoint is written."""
+"""Ctrl-C and SIGTERM: a request to a run, the end of anything else, and never inside an import."""
 
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 #: Ctrl-C, and what a time limit sends first.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,14 +31,41 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         with suppress(OSError, ValueError, RuntimeError):
             print(HEARD, file=sys.stderr, flush=True)
 
+    with _handled(note):
+        yield lambda: bool(came)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Signals wait for the end of this and are then a KeyboardInterrupt.
+
+    For imports: libraries swallow what is raised inside of theirs, and go on half imported.
+    """
+    came: list[int] = []
+    with _handled(lambda number, _: came.append(number)):
+        yield
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Either signal is a KeyboardInterrupt while this lasts."""
+    with _handled(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Signals by another handler, in the main thread."""
     here = threading.current_thread() is threading.main_thread()
     known = {number: signal.getsignal(number) for number in SIGNALS} if here else {}
     # A signal that is ignored stays so, as in what a script runs in the background.
-    before = {n: handler for n, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+    before = {n: old for n, old in known.items() if old not in (signal.SIG_IGN, None)}
     for number in before:
-        signal.signal(number, note)
+        signal.signal(number, handler)
     try:
-        yield lambda: bool(came)
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from nanode.training.interrupts import asked_to_stop
+from nanode.interrupts import asked_to_stop, postponed, raised
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -17,6 +17,28 @@ def test_the_first_signal_asks_and_the_second_breaks_off(number, capsys):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_end_of_an_import(number):
+    before, steps = signal.getsignal(number), []
+
+    def started():
+        with postponed():
+            signal.raise_signal(number)
+            steps.append("imported")
+        steps.append("went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        started()
+    assert steps == ["imported"]
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_asks_nothing_is_interrupted(number):
+    with raised(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
 
 
 def test_other_threads_receive_no_signals():
