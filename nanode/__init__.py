@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         givens_product,
         smoothness_penalty,
     )
+    from nanode.transforms import materialise, project, projection_errors
 
 __version__ = "0.1.0"
 
@@ -134,8 +135,11 @@ __all__ = [
     "function_penalty",
     "givens_coefficients",
     "givens_product",
+    "materialise",
     "measure_memory",
     "odeint",
+    "project",
+    "projection_errors",
     "reversal_drift",
     "smoothness_penalty",
 ]
@@ -153,6 +157,7 @@ if not TYPE_CHECKING:
         "gradients",
         "integrate",
         "block",
+        "transforms",
         "analysis",
     )
 

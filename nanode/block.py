@@ -157,8 +157,7 @@ class ODEBlock(nn.Module):
 
     def forward(self, x: Any, *conditioning: Any) -> Any:
         """The state at the end of the interval, or at the times of ``at``."""
-        if self.augment:
-            x = self._augmented(x)
+        x = augmented(x, self.augment, self.augment_axis)
         plan = self.plan()
         if plan is None:
             assert isinstance(self.solver, Adaptive)
@@ -181,22 +180,23 @@ class ODEBlock(nn.Module):
             self.nfe = evaluations
         return result
 
-    def _augmented(self, x: Any) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise ValueError(f"augment= needs a tensor as state, got {type(x).__name__}")
-        if not -x.ndim <= self.augment_axis < x.ndim:
-            raise ValueError(
-                f"augment_axis={self.augment_axis} is no axis of a state of shape {tuple(x.shape)}"
-            )
-        axis = self.augment_axis % x.ndim
-        return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, self.augment])
-
     def extra_repr(self) -> str:
         """The settings of the solve."""
         return (
             f"steps={self.steps}, solver={self.solver!r}, gradient={self.gradient!r}, "
             f"scale={self.scale}, interval={self.interval}"
         )
+
+
+def augmented(x: Any, features: int, axis: int) -> Any:
+    """x with so many zero features more along an axis."""
+    if not features:
+        return x
+    if not isinstance(x, Tensor):
+        raise ValueError(f"augment= needs a tensor as state, got {type(x).__name__}")
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"augment_axis={axis} is no axis of a state of shape {tuple(x.shape)}")
+    return F.pad(x, [0, 0] * (x.ndim - 1 - axis % x.ndim) + [0, features])
 
 
 def flows(model: nn.Module) -> dict[str, ODEBlock]:

@@ -20,6 +20,7 @@ ORDER = (
     "gradients",
     "integrate",
     "block",
+    "transforms",
     "analysis",
     "models",
     "data",

@@ -12,8 +12,9 @@ import nanode
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs/reference").glob("*.md"))
-FOLDERS = ["stages", "bases", "trajectories", "fields", "solvers", "gradients", "analysis"]
-FOLDERS += ["models", "data", "training", "data.video", "models.video", "training.video"]
+FOLDERS = ["stages", "bases", "trajectories", "fields", "solvers", "gradients", "transforms"]
+FOLDERS += ["analysis", "models", "data", "training"]
+FOLDERS += ["data.video", "models.video", "training.video"]
 
 #: How often each name stands on a page, such as "nanode.Legendre" or "nanode.solvers.Grid".
 LISTED = Counter(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from nanode.analysis.subject import as_block
-from nanode.block import ODEBlock
+from nanode.block import ODEBlock, augmented
 from nanode.gradients import Backprop, Backsolve, Checkpointed, Evaluations, Gradient, Reversal
 from nanode.gradients.problem import Conditioning, Problem
 from nanode.solvers.stepper import Carry, Invertible, State
@@ -109,9 +109,7 @@ def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
     if plan is None or not isinstance(plan.stepper, Invertible):
         return None
     stepper = plan.stepper
-    if block.augment:
-        x = block._augmented(x)
-    parts, structure = tree_flatten(x)
+    parts, structure = tree_flatten(augmented(x, block.augment, block.augment_axis))
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
     weights = plan.field.weights(plan.stages)
     rows = weights.rows()

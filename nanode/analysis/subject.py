@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from nanode.block import ODEBlock, flows
+from nanode.block import ODEBlock, augmented, flows
 from nanode.fields import Field
 from nanode.fields.swap import with_parameters
 from nanode.gradients.problem import checked_state
@@ -64,9 +64,7 @@ class Subject:
         }
         self.block.requires_grad_(False)
         self.named = Layout(tuple(self.parameters.values()))
-        if block.augment:
-            x = block._augmented(x)
-        leaves, self.structure = tree_flatten(x)
+        leaves, self.structure = tree_flatten(augmented(x, block.augment, block.augment_axis))
         self.state = checked_state(leaves, self.block.field.modules())
         if any(part.is_complex() for part in self.state):
             raise ValueError(

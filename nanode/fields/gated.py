@@ -57,20 +57,24 @@ class Gated(Field):
                 f"{sorted(intervals)}"
             )
         self.interval: Interval = basis.interval
-        parts: list[Field | Basis] = [*members, basis]
-        self.breakpoints = tuple(sorted({t for part in parts for t in part.breakpoints}))
-        self.jumps = tuple(sorted({t for part in parts for t in part.jumps}))
         self.fields = nn.ModuleList(members)
         like = next(self.fields.parameters(), torch.zeros(()))
         spread = torch.linspace(-1, 1, len(members)) if len(members) > 1 else torch.zeros(1)
         logits = spread.to(device=like.device, dtype=like.dtype.to_real())
         self.gates = Expansion({"logits": nn.Parameter(logits)}, basis)
+        self.settle()
+
+    def settle(self) -> None:
+        """Take over where fields and gates jump; again after one was replaced."""
+        parts: list[Field | Expansion] = [*self.members(), self.gates]
+        self.breakpoints = tuple(sorted({t for part in parts for t in part.breakpoints}))
+        self.jumps = tuple(sorted({t for part in parts for t in part.jumps}))
 
     def weights(self, stages: Stages) -> Weights:
         """The weights of every field, under its number, and the logits of the gates."""
         moving: Named = self.gates.table(stages)
         constant: Named = {}
-        for n, field in enumerate(self._members()):
+        for n, field in enumerate(self.members()):
             own = field.weights(stages)
             moving |= {f"{n}.{name}": w for name, w in own.moving.items()}
             constant |= {f"{n}.{name}": w for name, w in own.constant.items()}
@@ -79,24 +83,29 @@ class Gated(Field):
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """The weights of every field and the logits at time t."""
         named: Named = self.gates(t, side)
-        for n, field in enumerate(self._members()):
+        for n, field in enumerate(self.members()):
             named |= {f"{n}.{name}": w for name, w in field.weights_at(t, side).items()}
         return named
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The gated sum of all fields at x."""
-        gates = torch.sigmoid(weights["logits"])
-        own: list[Named] = [{} for _ in self.fields]
-        for name, w in weights.items():
-            n, dot, rest = name.partition(".")
-            if dot:
-                own[int(n)][rest] = w
+        gates, own = torch.sigmoid(weights["logits"]), self.split(weights)
         total: Any = None
-        for gate, field, named in zip(gates, self._members(), own, strict=True):
+        for gate, field, named in zip(gates, self.members(), own, strict=True):
             value = field.evaluate(named, stage, x, *conditioning)
             part = tree_map(lambda v, gate=gate: gate.to(v.dtype) * v, value)
             total = part if total is None else tree_map(torch.add, total, part)
         return total
 
-    def _members(self) -> list[Field]:
+    def split(self, weights: Named) -> list[Named]:
+        """The weights of each field, under its own names."""
+        own: list[Named] = [{} for _ in self.fields]
+        for name, w in weights.items():
+            n, dot, rest = name.partition(".")
+            if dot:
+                own[int(n)][rest] = w
+        return own
+
+    def members(self) -> list[Field]:
+        """The fields."""
         return [field for field in self.fields if isinstance(field, Field)]

@@ -139,7 +139,7 @@ class BatchNorm(StageAware):
                     "nanode.odeint, which make room for all of them"
                 )
             if not self.training:
-                mean, var = self._at(stage)
+                mean, var = self.statistics(stage)
             elif stage.record:
                 mean, var = self.running_mean[stage.index], self.running_var[stage.index]
                 if not traced():
@@ -154,7 +154,7 @@ class BatchNorm(StageAware):
             x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
 
-    def _at(self, stage: Stage) -> tuple[Tensor, Tensor]:
+    def statistics(self, stage: Stage) -> tuple[Tensor, Tensor]:
         """The statistics of an evaluation; on another grid than theirs, interpolated in time."""
         i = stage.index
         if i < len(self.times) and self.times[i] == stage.time:

@@ -158,7 +158,7 @@ class Lender:
             if leaf not in owner._parameters:
                 raise _changed(own)
         before = [
-            _put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
+            put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
         ]
         stages = [part.stage for part in self.aware]
         for part in self.aware:
@@ -172,7 +172,7 @@ class Lender:
             if parametrize._cache_enabled:
                 parametrize._cache = cached
             for (owner, leaf, *_), old in zip(reversed(self.places), reversed(before), strict=True):
-                _put(owner, leaf, old)
+                put(owner, leaf, old)
             for part, earlier in zip(self.aware, stages, strict=True):
                 part.stage = earlier
 
@@ -184,7 +184,7 @@ def _changed(name: str) -> RuntimeError:
     )
 
 
-def _put(owner: nn.Module, leaf: str, value: Tensor | None) -> Tensor | None:
+def put(owner: nn.Module, leaf: str, value: Tensor | None) -> Tensor | None:
     """Set a weight and return the one it replaces."""
     # Into the dict of parameters, so that a module that lists its own in forward finds them all.
     old = owner._parameters[leaf]

@@ -124,10 +124,13 @@ class TimeVarying(Field):
             raise ValueError("every parameter is left constant; use nanode.Autonomous(module)")
         self.trajectory = parts[0] if len(parts) == 1 else Joined(parts)
         self.interval = self.trajectory.interval
-        self.breakpoints = self.trajectory.breakpoints
-        self.jumps = self.trajectory.jumps
+        self.settle()
         self._lender = Lender(module, moving=list(self.trajectory.shapes))
         self.module = module
+
+    def settle(self) -> None:
+        """Take over where the weights jump; again after their trajectory was replaced."""
+        self.breakpoints, self.jumps = self.trajectory.breakpoints, self.trajectory.jumps
 
     def weights(self, stages: Stages) -> Weights:
         """One table per moving weight, and the constant ones as they are."""

@@ -120,8 +120,7 @@ class Problem:
 
     def first_stage(self, k: int) -> int:
         """The index of the first evaluation of step k."""
-        stepper = self.plan.stepper
-        return int(stepper.opening) + k * len(stepper.fractions)
+        return self.plan.stepper.first_stage(k)
 
     def _check_finite(self, k: int, x: State) -> None:
         if not all(bool(torch.isfinite(part).all()) for part in x):

@@ -31,6 +31,10 @@ class Stepper(ABC):
         """The stepper for a solve of that many steps."""
         return self
 
+    def first_stage(self, k: int) -> int:
+        """The index of the first evaluation of step k."""
+        return int(self.opening) + k * len(self.fractions)
+
     @abstractmethod
     def start(self, f: Evaluate, x: State) -> Carry:
         """What the first step starts from."""

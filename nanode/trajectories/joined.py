@@ -23,6 +23,11 @@ class Joined(Trajectory):
         self.interval = intervals.pop()
         self.parts = nn.ModuleList(parts)
         self.shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
+        self.settle()
+
+    def settle(self) -> None:
+        """Take over where the parts jump; again after a part was replaced."""
+        parts = self._trajectories()
         self.breakpoints = tuple(sorted({t for part in parts for t in part.breakpoints}))
         self.jumps = tuple(sorted({t for part in parts for t in part.jumps}))
 

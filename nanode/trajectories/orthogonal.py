@@ -76,10 +76,14 @@ class Orthogonal(Trajectory):
             if held is not None:
                 fixed[name] = held
         self.inner = weights(free)
-        self.interval, self.breakpoints = self.inner.interval, self.inner.breakpoints
-        self.jumps = self.inner.jumps
+        self.interval = self.inner.interval
+        self.settle()
         self.fixed = Tree(fixed)
         self.check(self._landmarks())
+
+    def settle(self) -> None:
+        """Take over where G jumps; again after its trajectory was replaced."""
+        self.breakpoints, self.jumps = self.inner.breakpoints, self.inner.jumps
 
     def forward(self, t: float | Tensor, side: Side = "right") -> Named:
         """Every weight at time t."""

@@ -1,0 +1,187 @@
+r"""The same motion in another basis, as near as that basis comes.
+
+The coefficients :math:`\beta` of weights that moved as W(t) minimise
+
+.. math:: \int_{t_0}^{t_1} \bigl\| W(t) - \textstyle\sum_k \beta_k z_k(t) \bigr\|^2 dt
+
+by least squares at the nodes of a Gauss rule on each piece between breakpoints. Directions that the
+basis hardly has (singular values below ``cutoff`` of the largest) are left out: such coefficients
+would be huge, and cancel. The Gram matrix, whose condition is the square of that, is never solved
+with.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from nanode.bases import Basis
+from nanode.bases.quadrature import gauss
+from nanode.block import ODEBlock
+from nanode.fields import Gated, TimeVarying
+from nanode.fields.walk import replaced
+from nanode.stages import Stage, Stages
+from nanode.trajectories import Expansion, Hypernetwork, Joined, Orthogonal, Start, Trajectory
+from nanode.trajectories.trajectory import Named
+
+M = TypeVar("M", bound=nn.Module)
+#: What has coefficients, or can be given some; other trajectories are made of these.
+_KINDS = (Expansion, Hypernetwork)
+#: Nodes at a time, where values of all weights are needed.
+CHUNK = 32
+
+
+@torch.no_grad()
+def project(model: M, basis: Basis, *, cutoff: float | None = None) -> M:
+    """A copy of a model whose weights move in another basis, as nearly as before as it can.
+
+    Every expansion and hypernetwork in the model is replaced: in blocks, fields, joined
+    trajectories, gates, and in the free numbers of orthogonal weights, which stay orthogonal.
+    Weights that are left constant stay. Functions that both bases have keep their coefficients, so
+    that from a basis to one that contains it nothing is lost. ``cutoff`` is √ε of the coefficients'
+    dtype by default.
+
+    >>> import nanode, torch
+    >>> field = nanode.TimeVarying(torch.nn.Linear(2, 2), nanode.Legendre(degree=3))
+    >>> wider = nanode.project(field, nanode.Chebyshev(degree=5))
+    >>> wider.trajectory.coefficients.weight.shape
+    torch.Size([6, 4])
+    >>> max(nanode.projection_errors(field, wider).values()) < 1e-6
+    True
+    """
+    if not isinstance(basis, Basis):
+        raise ValueError(f"basis must be a Basis such as nanode.Legendre(degree=3), got {basis!r}")
+    if not any(isinstance(part, _KINDS) for part in model.modules()):
+        raise ValueError(f"{type(model).__name__} has no weights that move in time")
+    found = replaced(copy.deepcopy(model), _KINDS, lambda path: _projected(path, basis, cutoff))
+    for part in reversed(list(found.modules())):  # what is inside first
+        if isinstance(part, Joined | Orthogonal | TimeVarying | Gated):
+            part.settle()
+        if isinstance(part, ODEBlock):
+            part.regrid(part.steps)
+    assert isinstance(found, type(model) if not isinstance(model, _KINDS) else Expansion)
+    return found  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def projection_errors(model: nn.Module, other: nn.Module) -> dict[str, float]:
+    r"""How far two models' weights are apart, by trajectory and name.
+
+    .. math:: \bigl(\textstyle\int \|W - W'\|^2 dt \,/ \int \|W\|^2 dt\bigr)^{1/2}
+    """
+    pairs = zip(_outermost(model), _outermost(other), strict=True)
+    return {
+        f"{place}.{name}" if place else name: error
+        for (place, one), (_, two) in pairs
+        for name, error in _errors(one, two).items()
+    }
+
+
+def _errors(one: Trajectory, two: Trajectory) -> dict[str, float]:
+    stages, weights = _nodes(one, two, 64)
+    apart, size = (dict.fromkeys(one.shapes, 0.0) for _ in range(2))
+    for k in range(0, len(stages), CHUNK):
+        ours, theirs = (path.table(stages[k : k + CHUNK]) for path in (one, two))
+        for name, w in ours.items():
+            apart[name] += _sum(w - theirs[name], weights[k : k + CHUNK])
+            size[name] += _sum(w, weights[k : k + CHUNK])
+    return {name: (apart[name] / (size[name] or 1.0)) ** 0.5 for name in size}
+
+
+def _sum(values: Tensor, weights: Tensor) -> float:
+    """The integral of the squares of what has these values at the nodes."""
+    squares = values.abs().double().square().flatten(1).sum(1)
+    return float(squares @ weights.to(squares))
+
+
+def _outermost(model: nn.Module) -> list[tuple[str, Trajectory]]:
+    """The trajectories that are part of no other, with where they are."""
+    found: list[tuple[str, Trajectory]] = []
+    inside: set[nn.Module] = set()
+    for name, part in model.named_modules():  # what is outside first
+        if isinstance(part, Trajectory) and part not in inside:
+            found.append((name, part))
+            inside.update(part.modules())
+    return found
+
+
+def _projected(path: Any, basis: Basis, cutoff: float | None) -> Expansion:
+    """An expansion in this basis, near the trajectory."""
+    if path.interval != basis.interval:
+        raise ValueError(
+            f"the weights move on {path.interval} and the basis lives on {basis.interval}; give "
+            f"it interval={path.interval}"
+        )
+    own = dict(path.coefficients) if isinstance(path, Expansion) else path(path.interval[0])
+    if any(alpha is None for alpha in own.values()):
+        raise ValueError(
+            "a field inside another has given its coefficients to that one; project it before it "
+            "is wrapped"
+        )
+    like = {
+        name: nn.Parameter(own[name].new_empty(shape), requires_grad=_trains(path, own[name]))
+        for name, shape in path.shapes.items()
+    }
+    return Expansion(like, copy.deepcopy(basis), start=_Fitted(_fitted(path, basis, cutoff)))
+
+
+@dataclass(frozen=True)
+class _Fitted(Start):
+    """Coefficients that are known."""
+
+    coefficients: Named
+
+    def __call__(self, parameters: Mapping[str, Tensor], basis: Basis) -> Named:
+        return self.coefficients
+
+
+def _trains(path: Trajectory, own: Tensor) -> bool:
+    if isinstance(path, Expansion):
+        return own.requires_grad
+    return any(parameter.requires_grad for parameter in path.parameters())
+
+
+def _fitted(path: Trajectory, basis: Basis, cutoff: float | None) -> Named:
+    """The coefficients of every weight."""
+    if isinstance(path, Expansion):
+        stages, weights = _nodes(path, basis, path.basis.size + basis.size)
+        own, old = dict(path.coefficients), path.basis.on(stages)
+    else:  # as an expansion in functions that are 1 at one node each
+        stages, weights = _nodes(path, basis, basis.size)
+        own = {name: w.flatten(1) for name, w in path.table(stages).items()}
+        old = torch.eye(len(stages), dtype=torch.float64)
+    found = {}
+    for name, alpha in own.items():
+        limit = torch.finfo(alpha.dtype).eps ** 0.5 if cutoff is None else cutoff
+        wide = alpha.to(torch.promote_types(alpha.dtype, torch.float64))
+        found[name] = _transfer(basis.on(stages), old, weights, limit).to(wide) @ wide
+    return found
+
+
+def _transfer(new: Tensor, old: Tensor, weights: Tensor, cutoff: float) -> Tensor:
+    """The matrix that takes coefficients of the old functions to those of the new ones."""
+    if (same := _contained(old, new)) is not None:
+        return same
+    root = weights.sqrt()[:, None]
+    transfer: Tensor = torch.linalg.pinv(root * new, rtol=cutoff) @ (root * old)
+    return transfer
+
+
+def _contained(old: Tensor, new: Tensor) -> Tensor | None:
+    """The places of the old functions among the new, if all are there; else None."""
+    apart = (old.T[:, None] - new.T[None]).abs().amax(-1)
+    if bool((apart.amin(1) > 1e-12).any()):
+        return None
+    return nn.functional.one_hot(apart.argmin(1), new.shape[1]).T.to(new)
+
+
+def _nodes(path: Trajectory, other: Basis | Trajectory, resolution: int) -> tuple[Stages, Tensor]:
+    """Evaluations at Gauss nodes between all breakpoints of both, and the weights of the sums."""
+    start, end = path.interval
+    edges = (start, *sorted({*path.breakpoints, *other.breakpoints}), end)
+    # Sums of products must be exact, or nearly: waves want a few nodes a period.
+    nodes, weights = gauss(edges, count=max(8, 4 + 8 * resolution // (len(edges) - 1)))
+    return Stages(tuple(Stage.alone(t) for t in nodes.tolist())), weights

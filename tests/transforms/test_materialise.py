@@ -1,0 +1,141 @@
+"""A block as ordinary modules computes what the block does."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import nanode
+
+DOUBLE = torch.float64
+SOLVERS = [
+    nanode.Euler(),
+    nanode.Heun(),
+    nanode.RK4(),
+    nanode.Leapfrog(),
+    nanode.ReversibleHeun(),
+    nanode.Coupled(nanode.Midpoint()),
+]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nanode.BatchNorm(3), nn.Tanh(), nn.Conv1d(3, 3, 3, padding=1), nn.Dropout(0.0)
+    ).to(DOUBLE)
+
+
+FIELDS = {
+    "moving": lambda: nanode.TimeVarying(network(), nanode.Legendre(2), start=nanode.Noisy(0.5)),
+    "some": lambda: nanode.TimeVarying(
+        network(), nanode.Bucketed(4), start=nanode.Noisy(0.5), overrides={"0": None}
+    ),
+    "constant": lambda: nanode.Autonomous(network()),
+    "appended": lambda: nanode.TimeAppended(network()),
+    "gated": lambda: nanode.Gated([network(), network()]),
+    "recurrent": lambda: nanode.TimeVarying(Recurrent().to(DOUBLE), nanode.Legendre(1)),
+    "function": lambda: nanode.Callback(lambda t, x: t * x.sin()),
+}
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(5, 5, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=repr)
+@pytest.mark.parametrize("kind", FIELDS)
+def test_it_computes_what_the_block_does(kind, solver):
+    block = nanode.ODEBlock(FIELDS[kind](), 4, solver, scale=1.5)
+    x = torch.randn(4, 3, 5, dtype=DOUBLE)
+    block(x)  # statistics that aren't zeros and ones
+    plain = nanode.materialise(block)
+    assert torch.equal(plain(x), block(x))
+    block.eval()
+    assert (nanode.materialise(block)(x) - block(x)).abs().max() < 1e-13
+    # Each has moved its own statistics in the same way.
+    assert (plain.eval()(x) - block(x)).abs().max() < 1e-13
+
+
+def test_what_moves_is_independent_and_what_is_constant_is_shared():
+    block = nanode.ODEBlock(FIELDS["some"](), 4)
+    plain, x = nanode.materialise(block), torch.randn(4, 3, 5, dtype=DOUBLE)
+    # Kernel and bias of four evaluations, and one norm.
+    assert sum(p.numel() for p in plain.parameters()) == 4 * (27 + 3) + 6
+    assert not {id(p) for p in plain.parameters()} & {id(p) for p in block.parameters()}
+    plain(x).square().sum().backward()
+    block(x).square().sum().backward()
+    ours = torch.stack([e[2].weight.grad.flatten() for e in plain.evaluations])
+    # With a bucket an evaluation each coefficient is a weight.
+    theirs = block.field.trajectory.coefficients.get_submodule("2").weight.grad
+    assert (ours - theirs).abs().max() < 1e-13
+    shared = plain.evaluations[0][0].weight
+    assert all(e[0].weight is shared for e in plain.evaluations)
+    assert (shared.grad - block.field.module[0].weight.grad).abs().max() < 1e-13
+
+
+def test_frozen_weights_stay_frozen():
+    field = FIELDS["moving"]()
+    field.trajectory.requires_grad_(False)
+    assert not any(
+        p.requires_grad for p in nanode.materialise(nanode.ODEBlock(field, 2)).parameters()
+    )
+
+
+def test_wanted_times_more_features_and_further_inputs():
+    class Steered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x, push):
+            return torch.tanh(self.layer(x)) + push
+
+    field = nanode.TimeVarying(Steered(), nanode.Legendre(1))
+    block = nanode.ODEBlock(field, 4, augment=2, at=[0.0, 0.5, 1.0])
+    plain = nanode.materialise(block)
+    x, push = torch.randn(2, 3), torch.randn(2, 5)
+    assert plain(x, push).shape == (3, 2, 5)
+    assert torch.equal(plain(x, push), block(x, push))
+
+
+def test_a_state_of_several_parts():
+    block = nanode.ODEBlock(lambda t, x: {"a": x["b"], "b": -x["a"]}, 8, nanode.RK4())
+    x = {"a": torch.ones(2), "b": torch.zeros(2)}
+    found, expected = nanode.materialise(block)(x), block(x)
+    assert torch.equal(found["a"], expected["a"])
+    assert torch.equal(found["b"], expected["b"])
+
+
+def test_what_can_be_done_with_ordinary_modules():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    block = nanode.ODEBlock(nanode.TimeVarying(module, nanode.Legendre(2)), 3)
+    plain, x = nanode.materialise(block).eval(), torch.randn(2, 6)
+    y = plain(x)
+    file = io.BytesIO()
+    torch.save(plain, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), y)
+    assert torch.equal(copy.deepcopy(plain)(x), y)
+    assert torch.equal(torch.export.export(plain, (x,)).module()(x), y)
+    # Wrapped again, each evaluation a module like any other.
+    again = nanode.TimeVarying(copy.deepcopy(plain.evaluations[0]), nanode.Legendre(1))
+    assert torch.equal(again(0.0, x), plain.evaluations[0](x))
+    prune.l1_unstructured(plain.evaluations[0][0], "weight", 0.5)
+    assert (plain.evaluations[0][0].weight == 0).sum() == 18
+    assert not torch.equal(plain(x), y)
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="takes an ODEBlock, got Linear"):
+        nanode.materialise(nn.Linear(2, 2))
+    adaptive = nanode.ODEBlock(lambda t, x: -x, solver=nanode.Adaptive())
+    with pytest.raises(ValueError, match="no fixed evaluations"):
+        nanode.materialise(adaptive)
