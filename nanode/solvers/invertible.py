@@ -6,8 +6,8 @@ itself made: the backward pass costs one evaluation and one vector–Jacobian pr
 Note *stability*: being undone exactly means no damping. On a contracting mode (dx/dt = μx, μ < 0)
 leapfrog and reversible Heun have a parasitic mode of size one that any error feeds, and a coupled
 method amplifies it unless h·|μ| ≤ 1 − λ, while rounding errors grow as λ^−K when the K steps are
-undone. ``Coupled`` therefore chooses 1 − λ ≈ c/K: the growth is at most e^c, and the modes with
-|μ|·(t1 − t0) ≤ c are safe. ``docs/solvers.md`` shows both in pictures.
+undone. ``Coupled`` therefore chooses 1 − λ = c/(K + c): the growth is at most e^c, and the modes
+with |μ|·(t1 − t0) ≤ cK/(K + c) are safe. ``docs/solvers.md`` shows both in pictures.
 """
 
 import copy
