@@ -115,11 +115,16 @@ class ODEBlock(nn.Module):
             if steps is not None:
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")
             check_adaptive(self.field, self.gradient, self.scale)
-            self._plan, self._stale = None, False
+            self.steps, self._plan, self._stale = None, None, False
             return
-        steps = steps_between(steps, self.at)
         plan = make_plan(
-            self.field, self.interval, steps, self.solver, self.scale, self.at, self.check_finite
+            self.field,
+            self.interval,
+            steps_between(steps, self.at),
+            self.solver,
+            self.scale,
+            self.at,
+            self.check_finite,
         )
         self.gradient.check(plan)
         self.steps, self._plan = steps, plan
@@ -128,8 +133,13 @@ class ODEBlock(nn.Module):
 
     # Not a property: nn.Module would replace an AttributeError raised in it by one of its own.
     def plan(self) -> Plan | None:
-        """The solve by the present settings; None with a solver that chooses its own steps."""
-        if self._stale:
+        """The solve by the present settings; None with a solver that chooses its own steps.
+
+        Whoever changes a setting and then has the block traced as a whole (``fullgraph=True``, a
+        strict export) calls this in between.
+        """
+        replaced = self._plan is not None and self._plan.field is not self._modules["field"]
+        if self._stale or replaced:
             regrid = torch.compiler.disable(self.regrid) if traced() else self.regrid
             regrid(self.steps)
         return self._plan

@@ -163,18 +163,25 @@ class Lender:
         stages = [part.stage for part in self.aware]
         for part in self.aware:
             part.stage = stage
-        cached = parametrize._cache
-        if parametrize._cache_enabled:  # its cache takes no notice of what is lent
-            parametrize._cache = {}
         try:
-            yield
+            with _uncached() if parametrize._cache_enabled else nullcontext():
+                yield
         finally:
-            if parametrize._cache_enabled:
-                parametrize._cache = cached
             for (owner, leaf, *_), old in zip(reversed(self.places), reversed(before), strict=True):
                 put(owner, leaf, old)
             for part, earlier in zip(self.aware, stages, strict=True):
                 part.stage = earlier
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Without torch's cache of parametrised weights, which takes no notice of what is lent."""
+    with _SWAPS:  # the cache is everybody's
+        cached, parametrize._cache = parametrize._cache, {}
+        try:
+            yield
+        finally:
+            parametrize._cache = cached
 
 
 def _changed(name: str) -> RuntimeError:

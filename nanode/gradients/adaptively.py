@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field
@@ -13,7 +14,7 @@ from nanode.fields.swap import with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.gradient import Gradient
-from nanode.gradients.once import refuse_second
+from nanode.gradients.once import refuse_second, refuse_transforms
 from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import (
     Conditioning,
@@ -51,8 +52,10 @@ def solve_adaptively(
     evaluations = Evaluations()
     call = _Call(field, structure, conditioning, scale, check_finite)
     if not any(part.numel() for part in state):
-        # An empty batch: there is no error to choose steps by.
-        columns = [part.expand(len(times), *part.shape) for part in state]
+        # An empty batch: there is no error to choose steps by. Parameters get gradients of zero.
+        slopes = call(times[0], "right", state)
+        ends = (part + 0 * slope for part, slope in zip(state, slopes, strict=True))
+        columns = [end.expand(len(times), *end.shape) for end in ends]
     elif not isinstance(gradient, Backsolve):
 
         def f(t: Tensor, side: Side, at: State) -> State:
@@ -112,6 +115,7 @@ def _backsolved(
     evaluations: Evaluations,
 ) -> list[Tensor]:
     """By torchdiffeq's adjoint, with the guards that a repeated evaluation needs."""
+    refuse_transforms("Backsolve")
     device = state[0].device
     autocast = autocast_of(device)
     before, fixed = random_state(device), buffers(call.field)
@@ -130,6 +134,10 @@ def _backsolved(
 
     extra = [c for c in tree_flatten(call.conditioning)[0] if isinstance(c, Tensor)]
     given = (*named.values(), *extra)
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in (*state, *given)):
+        raise RuntimeError(
+            "Backsolve has no derivatives in forward mode; use gradient=nanode.Backprop()"
+        )
     adjoint = tuple(p for p in given if p.requires_grad)
     columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
     if not any(column.requires_grad for column in columns):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanode.gradients.ledger import Ledger
 from nanode.gradients.pullback import flatten, leaves, vjp
-from nanode.gradients.recompute import Job, Recomputing
+from nanode.gradients.recompute import Job, Recomputing, as_views
 from nanode.solvers.stepper import Carry, State
 from nanode.values import checked_count
 
@@ -90,7 +90,9 @@ class Checkpointed(Recomputing):
                 given.extend(grads[k])
 
         with torch.enable_grad():
-            carry = start if first else job.problem.open(f, start[0])
+            plain = job.problem.evaluator is None  # the field's own code
+            seen = tuple(as_views(state) for state in start) if plain else start
+            carry = seen if first else job.problem.open(f, seen[0])
             end = job.problem.march(f, carry, visit, first, last)
         if flowing:
             reached.extend(flatten(end))

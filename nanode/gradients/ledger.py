@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nanode.fields.field import Field, Weights
 from nanode.fields.swap import with_parameters
+from nanode.gradients.once import refuse_batched
 from nanode.gradients.problem import Conditioning, Prepare, own_parameters
 from nanode.gradients.pullback import vjp
 from nanode.solvers.stepper import State
@@ -66,6 +67,7 @@ class Chunk:
             if grad is None:
                 table[i].zero_()
             else:
+                refuse_batched(grad)
                 table[i].copy_(grad)
         self.pending -= 1
         return self.pending == 0

@@ -7,7 +7,7 @@ differentiated: ``torch.autograd.grad`` passes by what doesn't lead to its input
 where such a gradient is asked for, by ``create_graph=True``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -24,19 +24,26 @@ def once(backward: Backward) -> Backward:
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second("this gradient method", " with compile=False")
-        refuse_transforms("this gradient method", grads)
         return backward(ctx, *grads)
 
     return wrapped
 
 
-def refuse_transforms(method: str, grads: Sequence[Tensor | None] = ()) -> None:
+def refuse_transforms(method: str) -> None:
     """Raise under vmap, jvp and the like, which can't look into a node of ours."""
-    batched = any(map(is_legacy_batchedtensor, filter(torch.is_tensor, grads)))
-    if batched or torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         raise RuntimeError(
-            f"torch.func's transforms (vmap, grad, jvp, …) and batched gradients can't look into a "
-            f"solve with {method}; use gradient=nanode.Backprop()"
+            f"torch.func's transforms (vmap, grad, jvp, …) can't look into a solve with {method}; "
+            "use gradient=nanode.Backprop()"
+        )
+
+
+def refuse_batched(grad: Tensor) -> None:
+    """Raise where many gradients come as one, as in ``jacobian(..., vectorize=True)``."""
+    if is_legacy_batchedtensor(grad):
+        raise RuntimeError(
+            "batched gradients of weights that move can't be had with this gradient method; use "
+            "gradient=nanode.Backprop()"
         )
 
 

@@ -167,6 +167,7 @@ class Job:
         self.device = x[0].device
         self.autocast = autocast_of(self.device)
         self.before = self._random_state()
+        self.given = {*map(_memory, x)}
         self.fixed = self.problem.conditioning.rebuilt([c.detach() for c in conditioning])
         prepare = self.problem.prepare
         self.rows = ForwardRows(self.plan.field, self.stages, self.method.chunk, prepare)
@@ -188,7 +189,9 @@ class Job:
         """f at stage i, in the forward pass."""
         self.random[i] = self._random_state()
         self.problem.evaluations.forward += 1
-        x = tuple(part.detach() for part in x)  # a field that differentiates has x require grad
+        # A field that differentiates has x require grad. At first x is the caller's memory, where a
+        # tensor that the field hides may lie as well: a copy is x's alone.
+        x = tuple(p.clone() if _memory(p) in self.given else p.detach() for p in x)
         # Nothing here requires grad, so nothing is recorded; with grad enabled, a result that
         # requires it comes from x, if the field has differentiated, or from a tensor that it hides.
         with torch.enable_grad():
@@ -210,9 +213,7 @@ class Job:
                     return self.problem.evaluate(stages, i, weights, x, conditioning)
                 except untraceable():  # the compiler's limit, which the forward pass didn't meet
                     self.problem.evaluator = None
-            # As views: counters of FLOPs hang hooks on a module's inputs, which leaves can't have.
-            x = tuple(part.view_as(part) for part in x)
-            return self.problem.evaluate(stages, i, weights, x, conditioning)
+            return self.problem.evaluate(stages, i, weights, as_views(x), conditioning)
 
 
 def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:
@@ -223,6 +224,11 @@ def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:
             "which evaluates again in the backward pass, would find another value there and change "
             "it twice; use gradient=nanode.Backprop()"
         )
+
+
+def as_views(x: State) -> State:
+    """No leaves: counters of FLOPs hang hooks on a module's inputs, which leaves can't have."""
+    return tuple(part.view_as(part) if part.is_leaf else part for part in x)
 
 
 def without_hidden(slopes: State, x: State, method: Gradient) -> State:
@@ -239,7 +245,8 @@ def without_hidden(slopes: State, x: State, method: Gradient) -> State:
             "the field's value depends on a tensor that requires grad but is neither x, "
             "conditioning, nor a parameter that the field's module had when it was wrapped: "
             f"{type(method).__name__} can't give it a gradient. Pass it as conditioning, make it a "
-            "parameter of the module before that is wrapped, or use gradient=nanode.Backprop()"
+            "parameter of the module before that is wrapped, or use gradient=nanode.Backprop(). "
+            "(A field that takes derivatives may have x itself or a view of it require grad.)"
         )
     return tuple(slope.detach() for slope in slopes)
 

@@ -53,6 +53,31 @@ def test_without_steps_there_is_one_between_each_two_wanted_times():
     assert block.nfe.forward == 3
 
 
+def test_times_and_solver_may_change_where_no_steps_were_given():
+    block = nanode.ODEBlock(moving(nanode.Legendre(2)), at=[0.0, 0.5, 1.0])
+    x = inputs()[0]
+    block.at = (0.0, 0.25, 1.0)
+    assert torch.equal(block(x), nanode.odeint(block.field, x, at=[0.0, 0.25, 1.0]))
+    block.solver = nanode.Adaptive()
+    block.regrid(None)
+    block.scale = 0.5
+    assert block(x).shape == (3, *x.shape)
+
+
+@pytest.mark.parametrize("put", ["setattr", "add_module", "register_module", "_modules"])
+def test_another_field_is_noticed(put):
+    block, other = make(), moving(nanode.Legendre(2), net=Net())
+    x = inputs()[0]
+    block(x)
+    if put == "setattr":
+        block.field = other
+    elif put == "_modules":
+        block._modules["field"] = other
+    else:
+        getattr(block, put)("field", other)
+    assert torch.equal(block(x), nanode.ODEBlock(other, 4)(x))
+
+
 def test_setting_what_is_set_plans_nothing_anew():
     """A captured solve belongs to its plan."""
     block = make()

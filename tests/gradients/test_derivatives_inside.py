@@ -109,3 +109,40 @@ def test_a_hidden_tensor_is_refused_beside_x(gradient, solver, tolerance):
         nanode.odeint(f, x, steps=20, solver=solver, gradient=gradient)
     with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter"):
         nanode.odeint(lambda t, x: hidden, x[0], steps=20, solver=solver, gradient=gradient)
+
+
+@pytest.mark.parametrize("gradient", [nanode.Checkpointed(), nanode.Backsolve()], ids=repr)
+def test_a_hidden_tensor_in_the_memory_of_the_start_is_refused(gradient):
+    """In one step there is no later evaluation at which it would be told from x."""
+    base = torch.ones(4, dtype=DOUBLE, requires_grad=True)
+    fields = {
+        "the start itself": (lambda t, x: x * base, base),
+        "its neighbour": (lambda t, x: x * base[2:], base[:2]),
+    }
+    for f, x in fields.values():
+        with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter"):
+            nanode.odeint(f, x, steps=1, solver=nanode.RK4(), gradient=gradient)
+        with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter"):
+            nanode.odeint(f, x, steps=1, solver=nanode.Midpoint(), gradient=gradient)
+
+
+def test_hooks_on_x_inside_f():
+    """The gradient that a hook changes is that of the state, which goes on to earlier steps."""
+
+    class Hooked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2).to(DOUBLE)
+
+        def forward(self, t, x):
+            if x.requires_grad:
+                x.register_hook(lambda g: 2 * g)
+            return torch.tanh(self.layer(x))
+
+    field, found = Hooked(), []
+    for gradient in (nanode.Backprop(), nanode.Checkpointed(), nanode.Checkpointed(segments=4)):
+        x = torch.ones(3, 2, dtype=DOUBLE, requires_grad=True)
+        y = nanode.odeint(field, x, steps=4, gradient=gradient)
+        found.append(torch.autograd.grad(y.sum(), x)[0])
+    assert (found[1] - found[0]).abs().max() < 1e-12
+    assert (found[2] - found[0]).abs().max() < 1e-12

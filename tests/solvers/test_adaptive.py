@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchdiffeq
 from torch import nn
+from torch.autograd import forward_ad
 
 import nanode
 from tests.solvers.problems import DOUBLE, KNOWN, Decay, Growth
@@ -441,3 +442,14 @@ def test_an_empty_batch(gradient):
     x, settings = torch.ones(0, 3), {"solver": nanode.Adaptive(), "gradient": gradient}
     assert nanode.odeint(lambda t, x: -x, x, **settings).shape == (0, 3)
     assert nanode.odeint(lambda t, x: -x, x, at=[0.0, 0.3, 1.0], **settings).shape == (3, 0, 3)
+    block = nanode.ODEBlock(nanode.Autonomous(nn.Linear(3, 3)), **settings)
+    block(x).sum().backward()
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in block.parameters())
+
+
+def test_the_adjoint_has_no_forward_mode():
+    block = nanode.ODEBlock(lambda t, x: -x, solver=tight(), gradient=nanode.Backsolve())
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(START, torch.ones_like(START))
+        with pytest.raises(RuntimeError, match=r"no derivatives in forward mode; use .*Backprop"):
+            block(x)
