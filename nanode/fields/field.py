@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from nanode.fields.norms import CONVERTED, norms_in
-from nanode.fields.swap import Lender
+from nanode.fields.swap import Lender, alone
 from nanode.stages import Side, Stage, Stages
 from nanode.tracing import traced
 from nanode.trajectories.trajectory import Named
@@ -69,6 +69,11 @@ class Field(nn.Module, ABC):
     @abstractmethod
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """f at one stage, with the weights of that stage."""
+
+    def state_dict(self, *args: Any, **keywords: Any) -> Any:
+        """As for every module; never with weights that are lent to another thread's call."""
+        with alone(self):
+            return super().state_dict(*args, **keywords)
 
     def forward(self, t: float | Tensor, x: Any, *conditioning: Any) -> Any:
         """f(t, x)."""

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from nanode.bases import Basis, Monomial
 from nanode.bases.basis import Interval
 from nanode.fields.field import Autonomous, Field, Weights
+from nanode.fields.swap import alone
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import Expansion
 from nanode.trajectories.trajectory import Named
@@ -72,19 +73,21 @@ class Gated(Field):
 
     def weights(self, stages: Stages) -> Weights:
         """The weights of every field, under its number, and the logits of the gates."""
-        moving: Named = self.gates.table(stages)
-        constant: Named = {}
-        for n, field in enumerate(self.members()):
-            own = field.weights(stages)
-            moving |= {f"{n}.{name}": w for name, w in own.moving.items()}
-            constant |= {f"{n}.{name}": w for name, w in own.constant.items()}
+        with alone(self):
+            moving: Named = self.gates.table(stages)
+            constant: Named = {}
+            for n, field in enumerate(self.members()):
+                own = field.weights(stages)
+                moving |= {f"{n}.{name}": w for name, w in own.moving.items()}
+                constant |= {f"{n}.{name}": w for name, w in own.constant.items()}
         return Weights(moving, constant)
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """The weights of every field and the logits at time t."""
-        named: Named = self.gates(t, side)
-        for n, field in enumerate(self.members()):
-            named |= {f"{n}.{name}": w for name, w in field.weights_at(t, side).items()}
+        with alone(self):
+            named: Named = self.gates(t, side)
+            for n, field in enumerate(self.members()):
+                named |= {f"{n}.{name}": w for name, w in field.weights_at(t, side).items()}
         return named
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:

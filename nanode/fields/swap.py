@@ -19,8 +19,10 @@ from nanode.stages import Stage
 from nanode.tracing import traced
 
 T = TypeVar("T")
-#: One thread at a time: what two put in and out of one field would be mixed up.
+#: For fields that nothing lends weights to: one thread at a time puts others in.
 _SWAPS = threading.RLock()
+#: Who has put torch's cache of parametrised weights aside.
+_CACHE = threading.RLock()
 
 
 def with_parameters(
@@ -28,9 +30,17 @@ def with_parameters(
 ) -> T:
     """``function(*inputs)`` while the field has these parameters."""
     named = {f"field.{name}": parameter for name, parameter in parameters.items()}
-    with nullcontext() if traced() else _SWAPS:
+    with alone(field):
         found: T = torch.func.functional_call(_Reached(field), named, (function, *inputs))
     return found
+
+
+def alone(field: nn.Module) -> AbstractContextManager[Any]:
+    """While no other thread evaluates the field, reads its weights or has put others in."""
+    if traced():
+        return nullcontext()
+    turns = turns_of(field)
+    return taken(turns) if turns else _SWAPS
 
 
 class _Reached(nn.Module):
@@ -128,7 +138,7 @@ class Lender:
     def constant(self) -> dict[str, Tensor]:
         """The weights that stay in the module; never those lent to another thread's call."""
         found: dict[str, Tensor] = {}
-        with self._taken():
+        with self.taken():
             for owner, leaf, name, own in self.places:
                 if name not in self.moving:
                     value = getattr(owner, leaf, None)
@@ -141,10 +151,11 @@ class Lender:
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         """The module with these weights, at this stage, while the context lasts."""
-        with self._taken():
+        with self.taken():
             yield from self._swapped(weights, stage)
 
-    def _taken(self) -> AbstractContextManager[Any]:
+    def taken(self) -> AbstractContextManager[Any]:
+        """While no other thread has weights in the module."""
         # Tracing can't take locks; whoever has a field compiled holds them meanwhile.
         if traced():
             return nullcontext()
@@ -176,7 +187,7 @@ class Lender:
 @contextmanager
 def _uncached() -> Iterator[None]:
     """Without torch's cache of parametrised weights, which takes no notice of what is lent."""
-    with _SWAPS:  # the cache is everybody's
+    with _CACHE:  # which is everybody's
         cached, parametrize._cache = parametrize._cache, {}
         try:
             yield

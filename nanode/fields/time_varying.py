@@ -134,12 +134,14 @@ class TimeVarying(Field):
 
     def weights(self, stages: Stages) -> Weights:
         """One table per moving weight, and the constant ones as they are."""
-        return Weights(self.trajectory.table(stages), self._lender.constant())
+        with self._lender.taken():  # another thread's with_parameters may have put others in
+            return Weights(self.trajectory.table(stages), self._lender.constant())
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """Every weight at time t."""
-        moving: Named = self.trajectory(t, side)
-        return moving | self._lender.constant()
+        with self._lender.taken():
+            moving: Named = self.trajectory(t, side)
+            return moving | self._lender.constant()
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The module at x, with these weights."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanode.fields.field import Field, Weights
-from nanode.fields.swap import with_parameters
+from nanode.fields.swap import alone, with_parameters
 from nanode.gradients.once import refuse_batched
 from nanode.gradients.problem import Conditioning, Prepare, own_parameters
 from nanode.gradients.pullback import vjp
@@ -152,8 +152,8 @@ class Ledger:
 
     def _weights(self, stages: Stages) -> Weights:
         """The field's weights as functions of the parameters that the forward pass had."""
-        own = own_parameters(self.field)
-        with torch.enable_grad():
+        with alone(self.field), torch.enable_grad():
+            own = own_parameters(self.field)
             if all(own.get(name) is p for name, p in self.parameters.items()):
                 return self.prepare(self.field.weights(stages))
             # The forward pass ran under functional_call, which has ended since.

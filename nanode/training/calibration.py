@@ -8,8 +8,9 @@ can't be changed for the occasion. Instead the running statistics are set to zer
 after it they are momentum × the batch's.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +37,28 @@ def calibrate(
         return
     if any(norm.momentum == 0 for norm in norms):
         raise ValueError("a norm of momentum 0 ignores every batch; give it a momentum above 0")
-    was_training = model.training
-    model.eval()
-    for norm in norms:
-        norm.train()
+    modes = [(part, part.training) for part in model.modules()]
     running = [(norm, s) for norm in norms for s in (norm.running_mean, norm.running_var)]
+    found = [s.clone() for _, s in running if s is not None]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.train()
+        found = _means(running, forward, batches)
+    finally:  # after an error, as they were
+        for (_, statistic), values in zip(running, found, strict=True):
+            assert statistic is not None
+            statistic.copy_(values)
+        for part, training in modes:
+            part.training = training
+
+
+def _means(
+    running: Sequence[tuple[Any, Tensor | None]],
+    forward: Callable[[Tensor], object],
+    batches: Iterable[Tensor],
+) -> list[Tensor]:
+    """The mean of each statistic over all batches."""
     totals = [torch.zeros_like(s, dtype=torch.float64) for _, s in running if s is not None]
     count = 0
     for images in batches:
@@ -58,10 +76,7 @@ def calibrate(
         count += 1
     if not count:
         raise ValueError("calibration needs at least one batch, got none")
-    for (_, statistic), total in zip(running, totals, strict=True):
-        assert statistic is not None
-        statistic.copy_(total / count)
-    model.train(was_training)
+    return [total / count for total in totals]
 
 
 @contextmanager

@@ -238,3 +238,58 @@ def test_copies_do_not_share_a_turn():
     done.set()
     thread.join()
     assert not thread.is_alive()
+
+
+def shared_field():
+    torch.manual_seed(0)
+    module = nn.Sequential(Slow(nn.Linear(4, 4)), nn.Tanh())
+    return nanode.TimeVarying(module, nanode.Chebyshev(1), overrides={"*.bias": None})
+
+
+SOLVES = {
+    "adjoint": lambda f: nanode.ODEBlock(f, None, nanode.Adaptive(), nanode.Backsolve()),
+    "checkpointed": lambda f: nanode.ODEBlock(f, 3, gradient=nanode.Checkpointed()),
+    "reversal": lambda f: nanode.ODEBlock(f, 3, nanode.Coupled(), nanode.Reversal()),
+    "gated": lambda f: nanode.ODEBlock(nanode.Gated([f]), 3, gradient=nanode.Checkpointed()),
+}
+
+
+@pytest.mark.parametrize("solve", SOLVES)
+def test_parameters_put_in_for_a_backward_pass_are_nobody_elses(solve, monkeypatch):
+    """The adjoint lends its own parameters, and so do all where parameters have hooks."""
+    monkeypatch.setitem(globals(), "ROUNDS", 6)
+    block = SOLVES[solve](shared_field())
+    own = dict(block.named_parameters())
+    for parameter in own.values():
+        parameter.register_hook(lambda grad: grad)
+    x = torch.randn(2, 4)
+
+    def grads():
+        return torch.autograd.grad(block(x).sum(), list(own.values()), allow_unused=True)
+
+    expected = grads()
+
+    def job():
+        for found, right in zip(grads(), expected, strict=True):
+            assert (found is None) == (right is None)
+            assert right is None or torch.allclose(found, right, atol=1e-5)
+
+    together([job] * THREADS)
+    assert all(p is own[name] for name, p in block.named_parameters())
+
+
+def test_a_state_dict_holds_no_lent_weights(monkeypatch):
+    monkeypatch.setitem(globals(), "ROUNDS", 20)
+    block = SOLVES["checkpointed"](shared_field())
+    model, x, keys = nn.Sequential(block), torch.randn(2, 4), None
+    keys = list(model.state_dict())
+
+    def solve():
+        with torch.no_grad():
+            model(x)
+
+    def save():
+        for _ in range(20):
+            assert list(model.state_dict()) == keys
+
+    together([solve, save, solve])

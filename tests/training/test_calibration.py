@@ -66,3 +66,28 @@ def test_refuses_what_it_can_not_do():
     model = nn.BatchNorm1d(4, momentum=0.0)
     with pytest.raises(ValueError, match="momentum 0"):
         calibrate(model, model, batches())
+
+
+def test_modes_are_left_as_they_were():
+    """A norm that is frozen in eval mode among others that train, say."""
+    model = nn.Sequential(nn.BatchNorm1d(4).eval(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    calibrate(model, model, batches())
+    assert [part.training for part in model] == [False, True, True]
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["broken", "empty"])
+def test_after_an_error_nothing_has_changed(fails):
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5))
+    model(torch.randn(8, 4))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before.pop("0.num_batches_tracked")
+
+    def broken(images):
+        model(images)
+        raise RuntimeError("mine")
+
+    with pytest.raises((RuntimeError, ValueError), match=r"mine|at least one batch"):
+        calibrate(model, broken, batches() if fails else [])
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(part.training for part in model)
