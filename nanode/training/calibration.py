@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanode.bases import Basis
 from nanode.fields import BatchNorm
 
 
@@ -82,7 +83,10 @@ def _means(
 @contextmanager
 def kept_statistics(model: nn.Module) -> Iterator[None]:
     """The model's buffers are afterwards what they were before."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # Not a basis's, which nothing moves: it makes its values anew for buffers that were written to.
+    parts = [part for part in model.modules() if not isinstance(part, Basis)]
+    buffers = [buffer for part in parts for buffer in part.buffers(recurse=False)]
+    before = [(buffer, buffer.clone()) for buffer in buffers]
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nanode
-from nanode.training.calibration import calibrate
+from nanode.training.calibration import calibrate, kept_statistics
 
 
 def batches(n=5):
@@ -91,3 +91,13 @@ def test_after_an_error_nothing_has_changed(fails):
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert all(part.training for part in model)
+
+
+def test_a_basis_keeps_one_table_however_often_statistics_are_put_back():
+    field = nanode.TimeVarying(nn.Linear(4, 4), nanode.RandomFourier(3))
+    block = nanode.ODEBlock(field, 2)
+    kept = len(block.plan().stages.memo)
+    for _ in range(3):
+        with kept_statistics(block), torch.no_grad():
+            block(torch.randn(2, 4))
+    assert len(block.plan().stages.memo) <= kept + 1  # that a solve was made
