@@ -31,4 +31,6 @@ def as_cast(found: tuple[bool, torch.dtype], device: torch.device) -> AbstractCo
     enabled, dtype = found
     if device.type == "meta":
         return nullcontext()
+    if not (enabled or torch.is_autocast_enabled(device.type)):
+        return nullcontext()  # off then and now: entering torch's would take longer than asking
     return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
