@@ -132,15 +132,18 @@ class Callback(ConstantField):
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The callable at (t, x), t a tensor as torchdiffeq gives it."""
-        t = stage.time
-        if not isinstance(t, Tensor):
-            like = next(part for part in tree_leaves(x) if isinstance(part, Tensor))
-            # Filled on the device: a copy from the host would make a GPU wait.
-            # Not dtype.to_real(), which torch.compile can't trace.
-            dtype = like.real.dtype if like.is_complex() else like.dtype
-            t = torch.full((), t, dtype=dtype, device=like.device)
+        t = stage.time if isinstance(stage.time, Tensor) else time_for(x, stage.time)
         with self._lender.lend(weights, stage):
             return self.module(t, x, *conditioning)
+
+
+def time_for(x: Any, t: float) -> Tensor:
+    """A time as a tensor, of x's precision and where x is."""
+    like = next(part for part in tree_leaves(x) if isinstance(part, Tensor))
+    # Filled on the device: a copy from the host would make a GPU wait.
+    # Not dtype.to_real(), which torch.compile can't trace.
+    dtype = like.real.dtype if like.is_complex() else like.dtype
+    return torch.full((), t, dtype=dtype, device=like.device)
 
 
 #: The plain norms that a function calls, found at its first evaluation. Not an attribute: copies of

@@ -92,13 +92,9 @@ class Gated(Field):
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The gated sum of all fields at x."""
-        gates, own = torch.sigmoid(weights["logits"]), self.split(weights)
-        total: Any = None
-        for gate, field, named in zip(gates, self.members(), own, strict=True):
-            value = field.evaluate(named, stage, x, *conditioning)
-            part = tree_map(lambda v, gate=gate: gate.to(v.dtype) * v, value)
-            total = part if total is None else tree_map(torch.add, total, part)
-        return total
+        pairs = zip(self.members(), self.split(weights), strict=True)
+        values = (field.evaluate(own, stage, x, *conditioning) for field, own in pairs)
+        return mixed(torch.sigmoid(weights["logits"]), values)
 
     def split(self, weights: Named) -> list[Named]:
         """The weights of each field, under its own names."""
@@ -112,3 +108,12 @@ class Gated(Field):
     def members(self) -> list[Field]:
         """The fields."""
         return [field for field in self.fields if isinstance(field, Field)]
+
+
+def mixed(gates: Tensor, values: Iterable[Any]) -> Any:
+    """The sum of values, which may have several parts, each times its gate."""
+    total: Any = None
+    for gate, value in zip(gates, values, strict=True):
+        part = tree_map(lambda v, gate=gate: gate.to(v.dtype) * v, value)
+        total = part if total is None else tree_map(torch.add, total, part)
+    return total

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nanode.block import ODEBlock, augmented
 from nanode.fields import BatchNorm, Callback, Field, Gated, TimeVarying
-from nanode.fields.field import ConstantField
+from nanode.fields.field import ConstantField, time_for
+from nanode.fields.gated import mixed
 from nanode.fields.swap import StageAware, put
 from nanode.fields.walk import replaced
 from nanode.gradients import Plan
@@ -88,7 +89,8 @@ def materialise(block: ODEBlock) -> Unrolled:
     plan = block.plan()
     if plan is None:
         raise ValueError("an adaptive solver has no fixed evaluations to write out; give steps=")
-    weights = block.field.weights(plan.stages)
+    with torch.enable_grad():  # which tells what is trained
+        weights = block.field.weights(plan.stages)
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
         for parameter in block.field.parameters()
@@ -97,7 +99,9 @@ def materialise(block: ODEBlock) -> Unrolled:
         _evaluation(block.field, weights.at(i), stage, shared)
         for i, stage in enumerate(plan.stages)
     ]
-    return Unrolled(block, plan, evaluations).train(block.training)
+    found = Unrolled(block, plan, evaluations)
+    found.training = block.training  # each part has its own mode
+    return found
 
 
 def _evaluation(field: Field, weights: Named, stage: Stage, shared: Mapping[int, Any]) -> nn.Module:
@@ -158,12 +162,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Any, *conditioning: Any) -> Any:
         """The weighted sum of all members at x."""
-        total: Any = None
-        for gate, member in zip(self.gates, self.members, strict=True):
-            value = member(x, *conditioning)
-            part = tree_map(lambda v, gate=gate: gate.to(v.dtype) * v, value)
-            total = part if total is None else tree_map(torch.add, total, part)
-        return total
+        return mixed(self.gates, (member(x, *conditioning) for member in self.members))
 
 
 class AtTime(nn.Module):
@@ -175,7 +174,4 @@ class AtTime(nn.Module):
 
     def forward(self, x: Any, *conditioning: Any) -> Any:
         """The module at (t, x)."""
-        like = next(part for part in tree_flatten(x)[0] if isinstance(part, Tensor))
-        dtype = like.real.dtype if like.is_complex() else like.dtype
-        t = torch.full((), self.time, dtype=dtype, device=like.device)
-        return self.module(t, x, *conditioning)
+        return self.module(time_for(x, self.time), x, *conditioning)

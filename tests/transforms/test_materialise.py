@@ -89,6 +89,17 @@ def test_frozen_weights_stay_frozen():
     )
 
 
+def test_modes_are_those_of_the_parts():
+    block = nanode.ODEBlock(FIELDS["moving"](), 2)
+    block.field.module[0].eval()  # a norm that is frozen while the rest trains
+    with torch.no_grad():
+        plain = nanode.materialise(block)
+    assert [e[0].training for e in plain.evaluations] == [False, False]
+    assert all(e[3].training for e in plain.evaluations)
+    assert plain.training
+    assert all(p.requires_grad for p in plain.parameters())
+
+
 def test_wanted_times_more_features_and_further_inputs():
     class Steered(nn.Module):
         def __init__(self):
