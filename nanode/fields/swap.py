@@ -79,15 +79,19 @@ class Turn:
 def taken(turns: Sequence[Turn]) -> Iterator[None]:
     """While nobody else has one of these."""
     with ExitStack() as held:
+        if parametrize._cache_enabled:  # first, in all threads: evaluations will put it aside
+            held.enter_context(_CACHE)
         for turn in turns:
             held.enter_context(turn.lock)
         yield
 
 
 def turns_of(field: nn.Module) -> list[Turn]:
-    """Those of all that lend weights in a field."""
-    lenders = (getattr(part, "_lender", None) for part in field.modules())
-    return in_order(t for lender in lenders if isinstance(lender, Lender) for t in lender.turns)
+    """Those of all that lend weights in a field, or to a part of it from outside."""
+    parts = list(field.modules())
+    lenders = (getattr(part, "_lender", None) for part in parts)
+    inside = {t for lender in lenders if isinstance(lender, Lender) for t in lender.turns}
+    return in_order(inside | {part.__dict__["_turn"] for part in parts if "_turn" in part.__dict__})
 
 
 def in_order(turns: Iterable[Turn]) -> list[Turn]:
@@ -159,7 +163,8 @@ class Lender:
         # Tracing can't take locks; whoever has a field compiled holds them meanwhile.
         if traced():
             return nullcontext()
-        return self.turns[0].lock if len(self.turns) == 1 else taken(self.turns)
+        single = len(self.turns) == 1 and not parametrize._cache_enabled
+        return self.turns[0].lock if single else taken(self.turns)
 
     def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         lent = [
@@ -187,12 +192,11 @@ class Lender:
 @contextmanager
 def _uncached() -> Iterator[None]:
     """Without torch's cache of parametrised weights, which takes no notice of what is lent."""
-    with _CACHE:  # which is everybody's
-        cached, parametrize._cache = parametrize._cache, {}
-        try:
-            yield
-        finally:
-            parametrize._cache = cached
+    cached, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = cached
 
 
 def _changed(name: str) -> RuntimeError:

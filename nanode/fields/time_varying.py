@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
 from nanode.fields.field import Field, Weights, check_module, check_norms
-from nanode.fields.swap import Lender, refuse_lent
+from nanode.fields.swap import Lender, alone, refuse_lent
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import (
     Expansion,
@@ -134,12 +134,12 @@ class TimeVarying(Field):
 
     def weights(self, stages: Stages) -> Weights:
         """One table per moving weight, and the constant ones as they are."""
-        with self._lender.taken():  # another thread's with_parameters may have put others in
+        with alone(self):  # another thread may have put other coefficients in
             return Weights(self.trajectory.table(stages), self._lender.constant())
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """Every weight at time t."""
-        with self._lender.taken():
+        with alone(self):
             moving: Named = self.trajectory(t, side)
             return moving | self._lender.constant()
 

@@ -8,15 +8,18 @@ can't be changed for the occasion. Instead the running statistics are set to zer
 after it they are momentum × the batch's.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanode.bases import Basis
+from nanode.block import flows
 from nanode.fields import BatchNorm
+from nanode.fields.norms import norms_in, prepare_norms
 
 
 @torch.no_grad()
@@ -26,7 +29,8 @@ def calibrate(
     """Replace the statistics of every norm by their means over these batches.
 
     ``forward`` is what is called: the model itself, or a function that calls it. Random layers are
-    off.
+    off. A norm that is called several times in a batch has a mean in which later calls count more;
+    one that is never called keeps its statistics.
     """
     norms = [
         part
@@ -39,45 +43,102 @@ def calibrate(
     if any(norm.momentum == 0 for norm in norms):
         raise ValueError("a norm of momentum 0 ignores every batch; give it a momentum above 0")
     modes = [(part, part.training) for part in model.modules()]
-    running = [(norm, s) for norm in norms for s in (norm.running_mean, norm.running_var)]
-    found = [s.clone() for _, s in running if s is not None]
     try:
         model.eval()
         for norm in norms:
             norm.train()
-        found = _means(running, forward, batches)
-    finally:  # after an error, as they were
-        for (_, statistic), values in zip(running, found, strict=True):
-            assert statistic is not None
-            statistic.copy_(values)
+        for block in flows(model).values():  # those in eval mode may have those of another grid
+            if (plan := block.plan()) is not None:
+                prepare_norms(block.field, plan.times)
+        _replace(model, norms, forward, batches)
+    finally:
         for part, training in modes:
             part.training = training
 
 
-def _means(
-    running: Sequence[tuple[Any, Tensor | None]],
+def _replace(
+    model: nn.Module,
+    norms: Sequence[Any],
     forward: Callable[[Tensor], object],
     batches: Iterable[Tensor],
-) -> list[Tensor]:
-    """The mean of each statistic over all batches."""
-    totals = [torch.zeros_like(s, dtype=torch.float64) for _, s in running if s is not None]
-    count = 0
+) -> None:
+    """Statistics by their means; after an error they are as they were."""
+    before = [{name: b.clone() for name, b in norm.named_buffers()} for norm in norms]
+    found = before
+    try:
+        with _counted(model) as calls:
+            found = _means(norms, before, forward, batches, calls)
+    finally:
+        for norm, values in zip(norms, found, strict=True):
+            for name, buffer in norm.named_buffers():
+                buffer.copy_(values[name])
+
+
+def _means(
+    norms: Sequence[Any],
+    before: Sequence[dict[str, Tensor]],
+    forward: Callable[[Tensor], object],
+    batches: Iterable[Tensor],
+    calls: Counter[nn.Module],
+) -> list[dict[str, Tensor]]:
+    """What each norm's buffers should be: statistics averaged over all batches that reached it."""
+    totals = [[torch.zeros_like(s, dtype=torch.float64) for s in _statistics(n)] for n in norms]
+    reached, count = [0] * len(norms), 0
     for images in batches:
-        for norm, statistic in running:
-            assert statistic is not None
-            statistic.zero_()
-            if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-                assert norm.num_batches_tracked is not None
-                norm.num_batches_tracked.zero_()
+        for norm in norms:
+            for _, buffer in norm.named_buffers():
+                buffer.zero_()
+        calls.clear()
         forward(images)
-        for (norm, statistic), total in zip(running, totals, strict=True):
-            assert statistic is not None
-            # Without a momentum, torch's norm takes the first batch as it is.
-            total += statistic.double() / (1.0 if norm.momentum is None else norm.momentum)
         count += 1
+        for n, norm in enumerate(norms):
+            if not calls[norm]:
+                continue
+            reached[n] += 1
+            share = _share(norm.momentum, calls[norm])
+            for total, statistic in zip(totals[n], _statistics(norm), strict=True):
+                total += statistic.double() / share
     if not count:
         raise ValueError("calibration needs at least one batch, got none")
-    return [total / count for total in totals]
+    return [
+        old | dict(zip(_NAMES, (total / times for total in both), strict=True)) if times else old
+        for old, both, times in zip(before, totals, reached, strict=True)
+    ]
+
+
+def _share(momentum: float | None, calls: int) -> float:
+    """Of what was seen, how much is in running statistics that were zero so many calls before."""
+    if momentum is None:  # torch's norm then takes the mean itself
+        return 1.0
+    return momentum if calls == 1 else 1 - (1 - momentum) ** calls
+
+
+_NAMES = ("running_mean", "running_var")
+
+
+def _statistics(norm: Any) -> tuple[Tensor, Tensor]:
+    return norm.running_mean, norm.running_var
+
+
+@contextmanager
+def _counted(model: nn.Module) -> Iterator[Counter[nn.Module]]:
+    """How often each norm is called, or the block that it belongs to is."""
+    calls: Counter[nn.Module] = Counter()
+
+    def count(norms: Sequence[nn.Module]) -> Callable[..., None]:
+        return lambda *_: calls.update(norms)
+
+    inside = {norm for block in flows(model).values() for norm in norms_in(block.field)}
+    with ExitStack() as hooks:
+        for block in flows(model).values():
+            # Not on the norms: a captured solve calls none, and hooks would have it captured anew.
+            hooks.callback(block.register_forward_hook(count(norms_in(block.field))).remove)
+        for part in model.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) or (
+                isinstance(part, BatchNorm) and part not in inside
+            ):
+                hooks.callback(part.register_forward_hook(count([part])).remove)
+        yield calls
 
 
 @contextmanager
@@ -85,10 +146,16 @@ def kept_statistics(model: nn.Module) -> Iterator[None]:
     """The model's buffers are afterwards what they were before."""
     # Not a basis's, which nothing moves: it makes its values anew for buffers that were written to.
     parts = [part for part in model.modules() if not isinstance(part, Basis)]
-    buffers = [buffer for part in parts for buffer in part.buffers(recurse=False)]
-    before = [(buffer, buffer.clone()) for buffer in buffers]
+    before = [
+        (part, name, buffer, buffer.clone())
+        for part in parts
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
+    times = [(part, part.times) for part in parts if isinstance(part, BatchNorm)]
     try:
         yield
     finally:
-        for buffer, values in before:
-            buffer.copy_(values)
+        for part, name, buffer, values in before:
+            part._buffers[name] = buffer.copy_(values)  # another one, if the grid was another
+        for norm, grid in times:
+            norm.times = grid

@@ -5,23 +5,22 @@ by one. The other way round, one bucket an evaluation, is ``TimeVarying(module, 
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nanode.block import ODEBlock, augmented
-from nanode.fields import BatchNorm, Callback, Field, Gated, TimeVarying
-from nanode.fields.field import ConstantField, time_for
+from nanode.fields import Autonomous, BatchNorm, Callback, Field, Gated, TimeVarying
+from nanode.fields.field import Weights, time_for
 from nanode.fields.gated import mixed
 from nanode.fields.swap import StageAware, put
 from nanode.fields.walk import replaced
-from nanode.gradients import Plan
-from nanode.gradients.problem import checked_state
-from nanode.solvers.stepper import State
-from nanode.stages import Stage
+from nanode.gradients import Backprop, Plan
+from nanode.integrate import solve
+from nanode.stages import Side, Stage, Stages
 from nanode.trajectories.trajectory import Named
 
 
@@ -35,35 +34,40 @@ class Unrolled(nn.Module):
     def __init__(self, block: ODEBlock, plan: Plan, evaluations: Sequence[nn.Module]) -> None:
         super().__init__()
         self.evaluations = nn.ModuleList(evaluations)
-        self.stepper, self.widths, self.wanted = plan.stepper, plan.widths, plan.wanted
+        stages = Stages(plan.stages.stages)
+        self._plan = replace(plan, field=_Written(self.evaluations), stages=stages)
         self.stacked = block.at is not None
         self.augment, self.augment_axis = block.augment, block.augment_axis
 
     def forward(self, x: Any, *conditioning: Any) -> Any:
         """The state at the end, or at the wanted times."""
-        parts, structure = tree_flatten(augmented(x, self.augment, self.augment_axis))
-        state = checked_state(parts, ())
-
-        def f(i: int, at: State) -> State:
-            value = self.evaluations[i](tree_unflatten(list(at), structure), *conditioning)
-            return tuple(tree_flatten(value)[0])
-
-        def local(k: int) -> Callable[[int, State], State]:
-            base = self.stepper.first_stage(k)
-            return lambda j, at: f(base + j, at)
-
-        carry = self.stepper.start(local(0), state)
-        states = {0: state}
-        for k, width in enumerate(self.widths):
-            carry = self.stepper.step(local(k), width, carry)
-            states[k + 1] = carry[0]
-        columns = zip(*(states[k] for k in self.wanted), strict=True)
-        ends = [torch.stack(column) if self.stacked else column[0] for column in columns]
-        return tree_unflatten(ends, structure)
+        x = augmented(x, self.augment, self.augment_axis)
+        return solve(self._plan, Backprop(), x, conditioning, stacked=self.stacked)[0]
 
     def extra_repr(self) -> str:
         """The solver."""
-        return f"solver={self.stepper!r}"
+        return f"solver={self._plan.stepper!r}"
+
+
+class _Written(Field):
+    """A field by the number of its evaluation."""
+
+    def __init__(self, evaluations: nn.ModuleList) -> None:
+        super().__init__()
+        self.evaluations = evaluations
+
+    def weights(self, stages: Stages) -> Weights:
+        """None that a solve would have to know."""
+        return Weights({}, {})
+
+    def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
+        """None."""
+        return {}
+
+    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
+        """The module of this evaluation at x."""
+        assert isinstance(stage.index, int)
+        return self.evaluations[stage.index](x, *conditioning)
 
 
 def materialise(block: ODEBlock) -> Unrolled:
@@ -89,16 +93,16 @@ def materialise(block: ODEBlock) -> Unrolled:
     plan = block.plan()
     if plan is None:
         raise ValueError("an adaptive solver has no fixed evaluations to write out; give steps=")
-    with torch.enable_grad():  # which tells what is trained
-        weights = block.field.weights(plan.stages)
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
         for parameter in block.field.parameters()
     }
-    evaluations = [
-        _evaluation(block.field, weights.at(i), stage, shared)
-        for i, stage in enumerate(plan.stages)
-    ]
+    with torch.enable_grad():  # which tells what is trained
+        weights = block.field.weights(plan.stages)
+        evaluations = [
+            _evaluation(block.field, weights.at(i), stage, shared)
+            for i, stage in enumerate(plan.stages)
+        ]
     found = Unrolled(block, plan, evaluations)
     found.training = block.training  # each part has its own mode
     return found
@@ -106,14 +110,19 @@ def materialise(block: ODEBlock) -> Unrolled:
 
 def _evaluation(field: Field, weights: Named, stage: Stage, shared: Mapping[int, Any]) -> nn.Module:
     """The field at one stage, as a module of x."""
-    if isinstance(field, Gated):
+    if type(field).evaluate is Gated.evaluate:
+        assert isinstance(field, Gated)
         pairs = zip(field.members(), field.split(weights), strict=True)
         members = [_evaluation(member, own, stage, shared) for member, own in pairs]
         return Mixture(members, torch.sigmoid(weights["logits"]))
-    if isinstance(field, TimeVarying | ConstantField):
-        module = _filled(field, weights, stage, shared)
-        return AtTime(module, float(stage.time)) if isinstance(field, Callback) else module
-    raise ValueError(f"{type(field).__name__} is no field that can be written out as modules")
+    if type(field).evaluate in (TimeVarying.evaluate, Autonomous.evaluate):
+        return _filled(field, weights, stage, shared)
+    if type(field).evaluate is Callback.evaluate:
+        return AtTime(_filled(field, weights, stage, shared), float(stage.time))
+    raise ValueError(
+        f"{type(field).__name__} evaluates in a way of its own, which can't be written out as "
+        "modules"
+    )
 
 
 def _filled(field: Any, weights: Named, stage: Stage, shared: Mapping[int, Any]) -> nn.Module:

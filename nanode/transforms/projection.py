@@ -6,11 +6,12 @@ The coefficients :math:`\beta` of weights that moved as W(t) minimise
 
 by least squares at the nodes of a Gauss rule on each piece between breakpoints. Directions that the
 basis hardly has (singular values below ``cutoff`` of the largest) are left out: such coefficients
-would be huge, and cancel. The Gram matrix, whose condition is the square of that, is never solved
-with.
+would be huge, and cancel once they are rounded. The Gram matrix, whose condition is the square of
+that, is never solved with.
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,16 +21,20 @@ from torch import Tensor, nn
 
 from nanode.bases import Basis
 from nanode.bases.quadrature import gauss
-from nanode.block import ODEBlock
+from nanode.block import flows
 from nanode.fields import Gated, TimeVarying
 from nanode.fields.walk import replaced
 from nanode.stages import Stage, Stages
 from nanode.trajectories import Expansion, Hypernetwork, Joined, Orthogonal, Start, Trajectory
 from nanode.trajectories.trajectory import Named
+from nanode.values import check_number
 
 M = TypeVar("M", bound=nn.Module)
 #: What has coefficients, or can be given some; other trajectories are made of these.
 _KINDS = (Expansion, Hypernetwork)
+#: To choose from, and how much larger than the smallest an error may be for smaller coefficients.
+CUTOFFS = tuple(10.0**-n for n in range(2, 14))
+SLACK = 0.1
 #: Nodes at a time, where values of all weights are needed.
 CHUNK = 32
 
@@ -40,9 +45,9 @@ def project(model: M, basis: Basis, *, cutoff: float | None = None) -> M:
 
     Every expansion and hypernetwork in the model is replaced: in blocks, fields, joined
     trajectories, gates, and in the free numbers of orthogonal weights, which stay orthogonal.
-    Weights that are left constant stay. Functions that both bases have keep their coefficients, so
-    that from a basis to one that contains it nothing is lost. ``cutoff`` is √ε of the coefficients'
-    dtype by default.
+    Weights that are left constant stay. In a basis that contains the old one its functions keep
+    their coefficients. ``cutoff`` is by default the largest of a few that lose about as little as
+    the best of them, coefficients rounded to their dtype.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(2, 2), nanode.Legendre(degree=3))
@@ -54,14 +59,22 @@ def project(model: M, basis: Basis, *, cutoff: float | None = None) -> M:
     """
     if not isinstance(basis, Basis):
         raise ValueError(f"basis must be a Basis such as nanode.Legendre(degree=3), got {basis!r}")
-    if not any(isinstance(part, _KINDS) for part in model.modules()):
+    if cutoff is not None:
+        check_number("cutoff", cutoff, least=0.0, below=1.0)
+    if not (isinstance(model, nn.Module) and any(isinstance(p, _KINDS) for p in model.modules())):
         raise ValueError(f"{type(model).__name__} has no weights that move in time")
+    for field in (part for part in model.modules() if hasattr(part, "_lender")):
+        if any(isinstance(part, _KINDS) for part in field.get_submodule("module").modules()):
+            raise ValueError(
+                "the module of one field has another inside, which gave its coefficients to that "
+                "one or is known to it; project the inner one before it is wrapped"
+            )
     found = replaced(copy.deepcopy(model), _KINDS, lambda path: _projected(path, basis, cutoff))
     for part in reversed(list(found.modules())):  # what is inside first
         if isinstance(part, Joined | Orthogonal | TimeVarying | Gated):
             part.settle()
-        if isinstance(part, ODEBlock):
-            part.regrid(part.steps)
+    for block in flows(found).values():
+        block.regrid(block.steps)
     assert isinstance(found, type(model) if not isinstance(model, _KINDS) else Expansion)
     return found  # type: ignore[return-value]
 
@@ -72,7 +85,10 @@ def projection_errors(model: nn.Module, other: nn.Module) -> dict[str, float]:
 
     .. math:: \bigl(\textstyle\int \|W - W'\|^2 dt \,/ \int \|W\|^2 dt\bigr)^{1/2}
     """
-    pairs = zip(_outermost(model), _outermost(other), strict=True)
+    ours, theirs = _outermost(model), _outermost(other)
+    if [path.shapes for _, path in ours] != [path.shapes for _, path in theirs]:
+        raise ValueError("the two have other weights that move, which can't be compared")
+    pairs = zip(ours, theirs, strict=True)
     return {
         f"{place}.{name}" if place else name: error
         for (place, one), (_, two) in pairs
@@ -93,8 +109,13 @@ def _errors(one: Trajectory, two: Trajectory) -> dict[str, float]:
 
 def _sum(values: Tensor, weights: Tensor) -> float:
     """The integral of the squares of what has these values at the nodes."""
-    squares = values.abs().double().square().flatten(1).sum(1)
+    squares = _flat(values).abs().double().square().sum(1)
     return float(squares @ weights.to(squares))
+
+
+def _flat(values: Tensor) -> Tensor:
+    """A row a node, also where weights are single numbers."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 def _outermost(model: nn.Module) -> list[tuple[str, Trajectory]]:
@@ -115,17 +136,14 @@ def _projected(path: Any, basis: Basis, cutoff: float | None) -> Expansion:
             f"the weights move on {path.interval} and the basis lives on {basis.interval}; give "
             f"it interval={path.interval}"
         )
-    own = dict(path.coefficients) if isinstance(path, Expansion) else path(path.interval[0])
-    if any(alpha is None for alpha in own.values()):
-        raise ValueError(
-            "a field inside another has given its coefficients to that one; project it before it "
-            "is wrapped"
-        )
+    with torch.enable_grad():  # which tells what is trained
+        own = dict(path.coefficients) if isinstance(path, Expansion) else path(path.interval[0])
     like = {
-        name: nn.Parameter(own[name].new_empty(shape), requires_grad=_trains(path, own[name]))
+        name: nn.Parameter(own[name].new_empty(shape), requires_grad=own[name].requires_grad)
         for name, shape in path.shapes.items()
     }
-    return Expansion(like, copy.deepcopy(basis), start=_Fitted(_fitted(path, basis, cutoff)))
+    found = Expansion(like, copy.deepcopy(basis), start=_Fitted(_fitted(path, basis, cutoff)))
+    return found.train(path.training)
 
 
 @dataclass(frozen=True)
@@ -138,12 +156,6 @@ class _Fitted(Start):
         return self.coefficients
 
 
-def _trains(path: Trajectory, own: Tensor) -> bool:
-    if isinstance(path, Expansion):
-        return own.requires_grad
-    return any(parameter.requires_grad for parameter in path.parameters())
-
-
 def _fitted(path: Trajectory, basis: Basis, cutoff: float | None) -> Named:
     """The coefficients of every weight."""
     if isinstance(path, Expansion):
@@ -151,23 +163,41 @@ def _fitted(path: Trajectory, basis: Basis, cutoff: float | None) -> Named:
         own, old = dict(path.coefficients), path.basis.on(stages)
     else:  # as an expansion in functions that are 1 at one node each
         stages, weights = _nodes(path, basis, basis.size)
-        own = {name: w.flatten(1) for name, w in path.table(stages).items()}
+        own = {name: _flat(w) for name, w in path.table(stages).items()}
         old = torch.eye(len(stages), dtype=torch.float64)
-    found = {}
-    for name, alpha in own.items():
-        limit = torch.finfo(alpha.dtype).eps ** 0.5 if cutoff is None else cutoff
+    fit = _Fit(basis.on(stages), old, weights)
+    return {name: fit.coefficients(alpha, cutoff) for name, alpha in own.items()}
+
+
+class _Fit:
+    """From coefficients of old functions to those of new ones, both known at nodes."""
+
+    def __init__(self, new: Tensor, old: Tensor, weights: Tensor) -> None:
+        root = weights.sqrt()[:, None]
+        self.new, self.old, self.same = root * new, root * old, _contained(old, new)
+        # The distance of two expansions, of as many numbers as there are functions.
+        both = torch.linalg.qr(torch.cat([self.new, self.old], 1), mode="r").R
+        self.apart = both.split([new.shape[1], old.shape[1]], 1)
+
+    def coefficients(self, alpha: Tensor, cutoff: float | None) -> Tensor:
+        """The best for these, rounded as they are."""
         wide = alpha.to(torch.promote_types(alpha.dtype, torch.float64))
-        found[name] = _transfer(basis.on(stages), old, weights, limit).to(wide) @ wide
-    return found
+        if self.same is not None:
+            return self.same.to(wide) @ wide
+        limits = CUTOFFS if cutoff is None else (cutoff,)
+        found = [self._transfer(limit).to(wide) @ wide for limit in limits]
+        errors = [self._error(beta.to(alpha.dtype).to(wide), wide) for beta in found]
+        # Of those about as good as the best, the one with the smallest coefficients.
+        enough = (1 + SLACK) * min(errors)
+        return next(beta for beta, error in zip(found, errors, strict=True) if error <= enough)
 
+    def _transfer(self, cutoff: float) -> Tensor:
+        transfer: Tensor = torch.linalg.pinv(self.new, rtol=cutoff) @ self.old
+        return transfer
 
-def _transfer(new: Tensor, old: Tensor, weights: Tensor, cutoff: float) -> Tensor:
-    """The matrix that takes coefficients of the old functions to those of the new ones."""
-    if (same := _contained(old, new)) is not None:
-        return same
-    root = weights.sqrt()[:, None]
-    transfer: Tensor = torch.linalg.pinv(root * new, rtol=cutoff) @ (root * old)
-    return transfer
+    def _error(self, beta: Tensor, alpha: Tensor) -> float:
+        ours, theirs = (part.to(alpha) for part in self.apart)
+        return float((ours @ beta - theirs @ alpha).norm())
 
 
 def _contained(old: Tensor, new: Tensor) -> Tensor | None:

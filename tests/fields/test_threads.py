@@ -293,3 +293,33 @@ def test_a_state_dict_holds_no_lent_weights(monkeypatch):
             assert list(model.state_dict()) == keys
 
     together([solve, save, solve])
+
+
+def test_an_inner_field_waits_for_the_outer(monkeypatch):
+    """The outer one lends its module all weights, also those of the field inside."""
+    monkeypatch.setitem(globals(), "ROUNDS", 10)
+    inner = SOLVES["checkpointed"](shared_field())
+    outer = nanode.ODEBlock(
+        nanode.Autonomous(nn.Sequential(inner)), 2, gradient=nanode.Checkpointed()
+    )
+    x = torch.randn(2, 4)
+
+    def around():
+        outer(x).sum().backward()
+
+    def inside():
+        for _ in range(5):
+            assert inner(x).requires_grad
+            assert all(v.requires_grad for v in inner.state_dict(keep_vars=True).values())
+
+    together([around, inside])
+
+
+def test_torch_s_cache_and_turns_are_taken_in_one_order(monkeypatch):
+    monkeypatch.setitem(globals(), "ROUNDS", 5)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    inner = nanode.ODEBlock(nanode.Autonomous(Slow(layer)), 2)
+    outer = nanode.ODEBlock(nanode.Autonomous(nn.Sequential(inner)), 2)
+    x = torch.randn(2, 4)
+    with nn.utils.parametrize.cached(), torch.no_grad():
+        together([lambda: outer(x), lambda: inner(x)] * 2)

@@ -101,3 +101,65 @@ def test_a_basis_keeps_one_table_however_often_statistics_are_put_back():
         with kept_statistics(block), torch.no_grad():
             block(torch.randn(2, 4))
     assert len(block.plan().stages.memo) <= kept + 1  # that a solve was made
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+def test_a_norm_that_is_called_several_times(momentum):
+    """As of a model that takes the frames of a clip one by one."""
+    norm = nn.BatchNorm1d(4, momentum=momentum)
+
+    def frames(images):
+        for part in images.split(4):
+            norm(part)
+
+    calibrate(norm, frames, batches(40))
+    everything = torch.cat(batches(40))
+    assert (norm.running_mean - everything.mean(0)).abs().max() < 0.4
+    assert (norm.running_var / everything.var(0) - 1).abs().max() < 0.2
+
+
+def test_a_block_that_is_called_several_times():
+    field = nanode.Autonomous(nn.Sequential(nanode.BatchNorm(4), nn.Tanh()))
+    block = nanode.ODEBlock(field, 1)
+    calibrate(block, lambda images: [block(part) for part in images.split(4)], batches(40))
+    mean = torch.cat(batches(40)).mean(0)
+    assert (block.field.module[0].running_mean - mean).abs().max() < 0.4
+
+
+def test_a_norm_that_is_never_called_keeps_its_statistics():
+    model = nn.ModuleList([nn.BatchNorm1d(4), nn.BatchNorm1d(4)])
+    model[1].running_mean.fill_(7)
+    calibrate(model, model[0], batches())
+    assert torch.equal(model[1].running_mean, torch.full((4,), 7.0))
+    assert torch.equal(model[1].running_var, torch.ones(4))
+
+
+def test_on_another_grid_in_eval_mode():
+    """Norms in eval mode keep the statistics of the grid that they were trained on."""
+    blocks = []
+    for eval_first in (True, False):
+        torch.manual_seed(0)
+        network = nn.Sequential(nanode.BatchNorm(4), nn.Linear(4, 4))
+        block = nanode.ODEBlock(nanode.TimeVarying(network, nanode.Legendre(1)), 4)
+        block(batches()[0])
+        if eval_first:
+            block.eval()
+        block.regrid(8)
+        calibrate(block, block, batches())
+        blocks.append(block)
+    norms = [block.field.module[0] for block in blocks]
+    assert norms[0].running_mean.shape == (8, 4)
+    assert torch.equal(norms[0].running_mean, norms[1].running_mean)
+    assert torch.equal(norms[0].running_var, norms[1].running_var)
+
+
+def test_kept_statistics_survive_another_grid():
+    field = nanode.Autonomous(nn.Sequential(nanode.BatchNorm(4), nn.Tanh()))
+    block = nanode.ODEBlock(field, 4)
+    block(batches()[0])
+    before = block.field.module[0].running_mean.clone()
+    with kept_statistics(block):
+        block.regrid(8)
+        block(batches()[1])
+    assert torch.equal(block.field.module[0].running_mean, before)
+    assert len(block.field.module[0].times) == 4

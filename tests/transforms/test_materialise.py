@@ -125,6 +125,28 @@ def test_a_state_of_several_parts():
     assert torch.equal(found["b"], expected["b"])
 
 
+def test_parts_in_another_order():
+    block = nanode.ODEBlock(lambda t, x: {"b": -x["a"], "a": x["b"]}, 8)
+    x = {"a": torch.ones(2), "b": torch.zeros(2)}
+    assert torch.equal(nanode.materialise(block)(x)["a"], block(x)["a"])
+
+
+def test_what_a_block_refuses_is_refused():
+    block = nanode.ODEBlock(nanode.Autonomous(nn.ReLU(inplace=True)), 2)
+    with pytest.raises(ValueError, match="changed x in place"):
+        nanode.materialise(block)(torch.randn(2, 3))
+
+
+def test_compiled_as_a_whole():
+    torch._dynamo.reset()
+    plain, x = (
+        nanode.materialise(nanode.ODEBlock(FIELDS["moving"](), 3)).eval(),
+        torch.randn(4, 3, 5),
+    )
+    compiled = torch.compile(plain, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x.double()), plain(x.double()))
+
+
 def test_what_can_be_done_with_ordinary_modules():
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     block = nanode.ODEBlock(nanode.TimeVarying(module, nanode.Legendre(2)), 3)
@@ -150,3 +172,10 @@ def test_refuses():
     adaptive = nanode.ODEBlock(lambda t, x: -x, solver=nanode.Adaptive())
     with pytest.raises(ValueError, match="no fixed evaluations"):
         nanode.materialise(adaptive)
+
+    class Own(nanode.TimeVarying):
+        def evaluate(self, weights, stage, x, *conditioning):
+            return 2 * super().evaluate(weights, stage, x, *conditioning)
+
+    with pytest.raises(ValueError, match="Own evaluates in a way of its own"):
+        nanode.materialise(nanode.ODEBlock(Own(nn.Linear(2, 2), nanode.Legendre(1)), 2))

@@ -71,15 +71,42 @@ def test_buckets_are_means_and_polynomials_are_the_best():
     assert abs(found - float(error)) < 1e-12
 
 
-def test_coefficients_stay_small_in_a_basis_that_is_nearly_dependent():
-    """T-10 at base frequency 1 has 21 functions of numerical rank 13: no huge ones that cancel."""
-    field = moving(nanode.Bucketed(7), dtype=torch.float32)
-    found = nanode.project(field, nanode.Trigonometric(10))
-    size = field.trajectory.coefficients.get_submodule("0").weight.abs().max()
-    assert found.trajectory.coefficients.get_submodule("0").weight.abs().max() < 3e3 * size
-    smooth = moving(nanode.Legendre(3), dtype=torch.float32)
-    near = nanode.project(smooth, nanode.Trigonometric(10))
-    assert max(nanode.projection_errors(smooth, near).values()) < 1e-3
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, DOUBLE])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (nanode.Legendre(6), nanode.Monomial(6)),
+        (nanode.Legendre(3), nanode.Trigonometric(10)),
+        (nanode.Bucketed(7), nanode.Trigonometric(10)),
+    ],
+    ids=repr,
+)
+def test_the_cutoff_is_about_the_best_for_rounded_coefficients(old, new, dtype):
+    """Too few directions lose motion, too many make coefficients that cancel, once rounded."""
+    field = moving(old, dtype=dtype)
+
+    def worst(**settings):
+        errors = nanode.projection_errors(field, nanode.project(field, new, **settings))
+        return max(errors.values())
+
+    tried = [worst(cutoff=10.0**-n) for n in range(1, 15)]
+    assert worst() <= 1.3 * min(tried)
+    assert max(tried) > 2 * worst() or dtype != torch.float32
+
+
+def test_coefficients_stay_moderate_in_a_basis_that_is_nearly_dependent():
+    """T-10 at base frequency 1 has 21 functions of numerical rank 13."""
+    field = moving(nanode.Bucketed(7))
+    alpha = field.trajectory.coefficients.get_submodule("0").weight
+    sizes = [
+        nanode.project(field, nanode.Trigonometric(10), cutoff=cutoff)
+        .trajectory.coefficients.get_submodule("0")
+        .weight.abs()
+        .max()
+        / alpha.abs().max()
+        for cutoff in (1e-2, 1e-13)
+    ]
+    assert sizes[0] < 100 < 1e6 < sizes[1]
 
 
 def test_a_hypernetwork_becomes_an_expansion():
@@ -120,6 +147,29 @@ def test_a_whole_model_and_its_blocks():
     assert not any(p is q for p in found.parameters() for q in model.parameters())
 
 
+def test_blocks_that_share_a_field():
+    field = moving(nanode.Legendre(2))
+    blocks = [nanode.ODEBlock(field, nanode.Aligned(4), nanode.Midpoint()) for _ in range(2)]
+    found = nanode.project(nn.Sequential(*blocks), nanode.Bucketed(6))
+    assert [block.plan().grid.steps for block in found] == [6, 6]
+    assert found[0].field is found[1].field
+
+
+def test_single_numbers():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return self.factor * x
+
+    for settings in ({"basis": nanode.Legendre(1)}, {"weights": nanode.Hypernetwork}):
+        field = nanode.TimeVarying(Scaled(), **settings)
+        found = nanode.project(field, nanode.Legendre(2))
+        assert max(nanode.projection_errors(field, found).values()) < 1e-6
+
+
 def test_gates_and_their_fields():
     gated = nanode.Gated([moving(nanode.Legendre(1)), moving(nanode.Legendre(1), seed=1)])
     found = nanode.project(gated, nanode.Legendre(3))
@@ -153,6 +203,22 @@ def test_a_row_of_table_1_in_few_coefficients():
         (
             lambda: nanode.project(moving(nanode.Legendre(1)), nanode.Legendre(1, interval=(0, 2))),
             r"give it interval=\(0\.0, 1\.0\)",
+        ),
+        (lambda: nanode.project(3, nanode.Legendre(1)), "int has no weights that move"),
+        (
+            lambda: nanode.project(moving(nanode.Legendre(1)), nanode.Legendre(1), cutoff=2),
+            "cutoff must be a finite number at least 0 and below 1",
+        ),
+        (
+            lambda: nanode.project(
+                nanode.Autonomous(nn.Sequential(nanode.ODEBlock(moving(nanode.Legendre(1)), 2))),
+                nanode.Legendre(2),
+            ),
+            "project the inner one before it is wrapped",
+        ),
+        (
+            lambda: nanode.projection_errors(moving(nanode.Legendre(1)), nn.Linear(2, 2)),
+            "can't be compared",
         ),
     ],
 )
