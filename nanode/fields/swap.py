@@ -142,7 +142,7 @@ class Lender:
     def constant(self) -> dict[str, Tensor]:
         """The weights that stay in the module; never those lent to another thread's call."""
         found: dict[str, Tensor] = {}
-        with self.taken():
+        with self._taken():
             for owner, leaf, name, own in self.places:
                 if name not in self.moving:
                     value = getattr(owner, leaf, None)
@@ -155,11 +155,10 @@ class Lender:
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         """The module with these weights, at this stage, while the context lasts."""
-        with self.taken():
+        with self._taken():
             yield from self._swapped(weights, stage)
 
-    def taken(self) -> AbstractContextManager[Any]:
-        """While no other thread has weights in the module."""
+    def _taken(self) -> AbstractContextManager[Any]:
         # Tracing can't take locks; whoever has a field compiled holds them meanwhile.
         if traced():
             return nullcontext()

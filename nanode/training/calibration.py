@@ -92,10 +92,11 @@ def _means(
         forward(images)
         count += 1
         for n, norm in enumerate(norms):
-            if not calls[norm]:
+            made = _made(norm, calls)
+            if not made:
                 continue
             reached[n] += 1
-            share = _share(norm.momentum, calls[norm])
+            share = _share(norm.momentum, made)
             for total, statistic in zip(totals[n], _statistics(norm), strict=True):
                 total += statistic.double() / share
     if not count:
@@ -120,24 +121,35 @@ def _statistics(norm: Any) -> tuple[Tensor, Tensor]:
     return norm.running_mean, norm.running_var
 
 
+def _made(norm: Any, calls: Counter[nn.Module]) -> int:
+    """How often a norm's statistics were moved since they were zero."""
+    if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        return int(norm.num_batches_tracked)  # type: ignore[arg-type]
+    # Compiled code takes no notice of hooks, and nearly always makes one solve a batch.
+    return calls[norm] or int(norm.running_var.any())
+
+
 @contextmanager
 def _counted(model: nn.Module) -> Iterator[Counter[nn.Module]]:
-    """How often each norm is called, or the block that it belongs to is."""
+    """How many solves each of our norms is part of."""
     calls: Counter[nn.Module] = Counter()
 
-    def count(norms: Sequence[nn.Module]) -> Callable[..., None]:
+    def solved(norms: Sequence[BatchNorm]) -> Callable[..., None]:
         return lambda *_: calls.update(norms)
 
-    inside = {norm for block in flows(model).values() for norm in norms_in(block.field)}
+    def evaluated(norm: BatchNorm, *_: object) -> None:
+        if norm.stage is not None and norm.stage.index == 0:
+            calls[norm] += 1
+
+    blocks = flows(model).values()
+    inside = {norm for block in blocks for norm in norms_in(block.field)}
     with ExitStack() as hooks:
-        for block in flows(model).values():
+        for block in blocks:
             # Not on the norms: a captured solve calls none, and hooks would have it captured anew.
-            hooks.callback(block.register_forward_hook(count(norms_in(block.field))).remove)
-        for part in model.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) or (
-                isinstance(part, BatchNorm) and part not in inside
-            ):
-                hooks.callback(part.register_forward_hook(count([part])).remove)
+            hooks.callback(block.register_forward_hook(solved(norms_in(block.field))).remove)
+        for norm in norms_in(model):
+            if norm not in inside:  # of a field that is solved without a block
+                hooks.callback(norm.register_forward_hook(evaluated).remove)
         yield calls
 
 

@@ -163,3 +163,41 @@ def test_kept_statistics_survive_another_grid():
         block(batches()[1])
     assert torch.equal(block.field.module[0].running_mean, before)
     assert len(block.field.module[0].times) == 4
+
+
+class WithoutBlock(nn.Module):
+    """A field that is solved by a function: its norm is called at every evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.field = nanode.Autonomous(nn.Sequential(nanode.BatchNorm(4), nn.Tanh()))
+
+    def forward(self, x):
+        return nanode.odeint(self.field, x, steps=3)
+
+
+def test_a_field_that_is_solved_without_a_block():
+    model, block = WithoutBlock(), nanode.ODEBlock(WithoutBlock().field, 3)
+    model(batches()[0])
+    for found in (model, block):
+        calibrate(found, found, batches())
+    ours, expected = model.field.module[0], block.field.module[0]
+    torch.testing.assert_close(ours.running_mean, expected.running_mean, **CLOSE)
+    torch.testing.assert_close(ours.running_var, expected.running_var, **CLOSE)
+
+
+def test_compiled_code_is_calibrated_too():
+    torch._dynamo.reset()
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        network = nn.Sequential(nanode.BatchNorm(4), nn.Linear(4, 4))
+        block = nanode.ODEBlock(nanode.TimeVarying(network, nanode.Legendre(1)), 3)
+        model = nn.Sequential(nn.BatchNorm1d(4), block)
+        forward = torch.compile(model, backend="eager") if compiled else model
+        if compiled:
+            forward(batches()[0])  # traced before there are any hooks
+        calibrate(model, forward, batches())
+        found.append([model[0].running_var, network[0].running_mean, network[0].running_var])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **CLOSE)
