@@ -30,7 +30,7 @@ def with_parameters(
 ) -> T:
     """``function(*inputs)`` while the field has these parameters."""
     named = {f"field.{name}": parameter for name, parameter in parameters.items()}
-    with alone(field):
+    with alone(field), here():
         found: T = torch.func.functional_call(_Reached(field), named, (function, *inputs))
     return found
 
@@ -41,6 +41,15 @@ def alone(field: nn.Module) -> AbstractContextManager[Any]:
         return nullcontext()
     turns = turns_of(field)
     return taken(turns) if turns else _SWAPS
+
+
+def here() -> AbstractContextManager[Any]:
+    """With derivatives that are taken inside computed by this thread.
+
+    On a GPU autograd has a thread of its own for them, and this one waits: the backward pass of a
+    solve inside a field would wait there for a turn that this thread has.
+    """
+    return nullcontext() if traced() else torch.autograd.set_multithreading_enabled(False)
 
 
 class _Reached(nn.Module):
@@ -155,7 +164,7 @@ class Lender:
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         """The module with these weights, at this stage, while the context lasts."""
-        with self._taken():
+        with self._taken(), here():
             yield from self._swapped(weights, stage)
 
     def _taken(self) -> AbstractContextManager[Any]:

@@ -146,3 +146,49 @@ def test_hooks_on_x_inside_f():
         found.append(torch.autograd.grad(y.sum(), x)[0])
     assert (found[1] - found[0]).abs().max() < 1e-12
     assert (found[2] - found[0]).abs().max() < 1e-12
+
+
+class Descent(nn.Module):
+    """f goes down the slope of what a whole solve inside of it makes of x."""
+
+    def __init__(self, gradient):
+        super().__init__()
+        field = nanode.Autonomous(nn.Linear(2, 2).to(DOUBLE))
+        self.inner = nanode.ODEBlock(field, 3, gradient=gradient)
+
+    def forward(self, t, x):
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.inner(at).square().sum(), at)
+        return x - slope
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+def test_a_solve_inside_of_f_that_f_differentiates(gradient, device):
+    """Its backward pass evaluates in the midst of an evaluation that has its weights, too."""
+    torch.manual_seed(0)
+    plain, recomputed = Descent(nanode.Backprop()), Descent(nanode.Checkpointed())
+    recomputed.load_state_dict(plain.state_dict())
+    start, ends = torch.randn(4, 2, dtype=DOUBLE), []
+    for field in (plain, recomputed):
+        x = start.to(device, copy=True).requires_grad_()
+        end = nanode.odeint(field.to(device), x, steps=2, gradient=gradient)
+        ends.append([end.detach(), *torch.autograd.grad(end.sum(), x)])
+    for found, expected in zip(*ends, strict=True):
+        assert (found - expected).abs().max() < 1e-13
+
+
+def test_derivatives_inside_of_f_are_the_work_of_its_own_thread():
+    """On a GPU autograd's thread would wait for a turn that the waiting one has."""
+    within = []
+
+    def f(t, x):
+        within.append(torch._C._is_multithreading_enabled())
+        return x
+
+    nanode.odeint(f, torch.ones(2), steps=1)
+    assert within
+    assert not any(within)
+    assert torch._C._is_multithreading_enabled()
