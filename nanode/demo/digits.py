@@ -96,6 +96,7 @@ def kilobytes(cell: Cell) -> tuple[float, float]:
     """What the flow holds for the backward pass, and its parameters."""
     costs = cell.records[0].costs
     assert costs is not None
+    assert costs.flow_activation_bytes is not None
     return round(costs.flow_activation_bytes / 1e3), round(costs.flow_parameter_bytes / 1e3, 1)
 
 

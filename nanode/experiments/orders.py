@@ -8,19 +8,27 @@ The second figure takes what Table 1 has already: order 10 and the residual netw
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nanode.experiments.measurements import measured
-from nanode.experiments.plan import Options, Planned, changed, configured, read_recipe, standing
-from nanode.experiments.table1 import choice, own, shared
+from nanode.experiments.plan import (
+    DATA,
+    Options,
+    Planned,
+    changed,
+    configured,
+    read_recipe,
+    standing,
+)
+from nanode.experiments.table1 import choice, main_columns, own, shared
 from nanode.reports.claims import WORDS, Claim, judge
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
-from nanode.reports.statistics import Noise, Spread, pooled
-from nanode.reports.table1 import TITLES
+from nanode.reports.statistics import Noise, Spread
+from nanode.reports.table1 import TITLES, column_noise
 
 TRAIN_ORDERS = (1, 2, 4, 8, 16, 30)
 TRAIN_EPOCHS = 4
@@ -98,7 +106,8 @@ class OrderTest:
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, with its numbers in a table."""
-        panels, parts, noise = [], [], None
+        columns = main_columns(root, replace(options, data=DATA))
+        panels, parts = [], []
         for column, about in COLUMNS.items():
             models = models_of(column, options)
             cells = {model: _test_cell(root, model, options, column) for model in models}
@@ -106,15 +115,15 @@ class OrderTest:
             panels.append(
                 _test_panel(cells, orders, f"K = 10, {column.replace('own', 'own best')}")
             )
-            # A column of single seeds varies as the one before.
-            noise = pooled(cell.accuracy for cell in cells.values()) or noise
+            # By all rows of Table 1, so that no pair of models is judged in two ways.
+            noise = column_noise([columns[column], *columns.values()], options.main)
             parts += [f"## {about}", *_test_parts(cells, orders, noise)]
         intro = (
             f"Test accuracy on {TITLES[options.main]} at K = 10, by the recipe of Table 1, "
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
             "T-NANODE ahead of B-NANODE for every order below the number of steps. Of one order T "
-            f"has more to learn: 2d + 1 coefficients a weight, where B has d. {WORDS} A "
-            "column without several seeds takes the s of the one before."
+            f"has more to learn: 2d + 1 coefficients a weight, where B has d. {WORDS} s is "
+            "that of Table 1's column, or of its first where a column has single seeds only."
         )
         bases = ("t-nanode-10", "b-nanode-10", *LINES)
         undecided = any(choice(model, options, root) is None for model in bases)

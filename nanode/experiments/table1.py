@@ -38,6 +38,7 @@ OTHERS = (
     "gated-2",
     "t-nanode-10-periodic",
 )
+MODELS = (*PAPER, DEEP, *OTHERS)
 #: The untied ResNet is what the paper sets B-100 beside.
 LONG = ("uncon-resnet", "t-nanode-10", DEEP)
 PROFILED = "t-nanode-10"
@@ -80,19 +81,17 @@ class Table1:
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The table, beside the paper's, and which of its claims held."""
-        models = (*PAPER, DEEP, *OTHERS)
         columns = [
-            _shared_column(root, options, models),
-            _own_column(root, options, models),
+            *main_columns(root, options).values(),
             _inverted_column(root, options),
             _long_column(root, options),
         ]
         undecided = any(choice(model, options, root) is None for model in tuned(options))
-        choices = [_choice_made(model, options, root) for model in models]
+        choices = [_choice_made(model, options, root) for model in MODELS]
         page = write_table1(
             out / "table1.md",
             columns,
-            models,
+            MODELS,
             options.sets,
             [choice for choice in choices if choice is not None],
             standing(self.plan(options, root), root, options, undecided),
@@ -233,9 +232,14 @@ def _long(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
 # ---- the report
 
 
-def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Column:
+def main_columns(root: Path, options: Options) -> dict[str, Column]:
+    """The columns that have all rows."""
+    return {"shared": _shared_column(root, options), "own": _own_column(root, options)}
+
+
+def _shared_column(root: Path, options: Options) -> Column:
     cells = {
-        data: {model: Cell.seeds(root, f"table1/{data}/shared/{model}") for model in models}
+        data: {model: Cell.seeds(root, f"table1/{data}/shared/{model}") for model in MODELS}
         for data in options.sets
     }
     lr = read_recipe("table1").optimizer.lr
@@ -247,7 +251,7 @@ def _shared_column(root: Path, options: Options, models: Sequence[str]) -> Colum
     return Column("shared recipe", about, cells)
 
 
-def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
+def _own_column(root: Path, options: Options) -> Column:
     about = (
         f"a row at the best of the learning rates {', '.join(f'{lr:g}' for lr in RATES)} and then "
         f"of its own scale and {SCALE:g}, chosen on held-out {TITLES[options.main]} images "
@@ -255,7 +259,7 @@ def _own_column(root: Path, options: Options, models: Sequence[str]) -> Column:
         "other settings are the shared recipe's"
     )
     cells = {
-        data: {model: _own_cell(root, options, data, model) for model in models}
+        data: {model: _own_cell(root, options, data, model) for model in MODELS}
         for data in options.sets
     }
     return Column("own best", about, cells)

@@ -157,7 +157,13 @@ SETTINGS: dict[str, Callable[[RunRecord], str]] = {
     "augmentation": _augmentation,
     "parameters": _costs(lambda costs: f"{costs.parameters:,}"),
     "parameters of the flow, GB": _costs(lambda costs: f"{costs.flow_parameter_bytes / GB:.2g}"),
-    "activations of the flow, GB": _costs(lambda costs: f"{costs.flow_activation_bytes / GB:.3g}"),
+    "activations of the flow, GB": _costs(
+        lambda costs: (
+            "–"
+            if costs.flow_activation_bytes is None
+            else f"{costs.flow_activation_bytes / GB:.3g}"
+        )
+    ),
     "flow's share of both passes": _costs(
         lambda costs: "–" if costs.flow_time_share is None else f"{costs.flow_time_share:.0%}"
     ),

@@ -102,7 +102,7 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
             for column in columns
             if any(_verdict(claim, column, data) != NOT_MEASURED for claim in CLAIMS)
         ]
-        noise = {column.title: _noise([column, *columns], data) for column in shown}
+        noise = {column.title: column_noise([column, *columns], data) for column in shown}
         judged = {
             claim: [_verdict(claim, column, data, noise[column.title]) for column in shown]
             for claim in CLAIMS
@@ -122,7 +122,7 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
     return parts
 
 
-def _noise(columns: Sequence[Column], data: str) -> Noise | None:
+def column_noise(columns: Sequence[Column], data: str) -> Noise | None:
     """What accuracies vary by in the first of these columns that has rows of several seeds."""
     found = (pooled(cell.accuracy for cell in one.cells.get(data, {}).values()) for one in columns)
     return next((noise for noise in found if noise is not None), None)

@@ -69,6 +69,28 @@ def costs_of_step(
     precision: str,
 ) -> Costs:
     """What one training step of a model costs; ``loss`` runs its forward pass on ``data``."""
+    try:
+        held = _held_bytes(model, loss, data, fabric)
+    except torch.OutOfMemoryError:
+        # Fused and captured solves hold less than plain ones: the run may fit all the same.
+        held = {}
+    if not held and data.is_cuda:
+        torch.cuda.empty_cache()  # what has failed has reserved all there is
+    moved = {id(p): p for block in flows(model).values() for p in block.parameters()}
+    return Costs(
+        batch_size=batch_size,
+        precision=precision,
+        parameters=sum(p.numel() for p in model.parameters()),
+        parameter_bytes=sum(_size(p) for p in model.parameters()),
+        flow_parameter_bytes=sum(_size(p) for p in moved.values()),
+        **held,
+    )
+
+
+def _held_bytes(
+    model: nn.Module, loss: Callable[[], Tensor], data: Tensor, fabric: "Fabric"
+) -> dict[str, int]:
+    """What plain solves hold, by its name in ``Costs``."""
     blocks = flows(model)
     # Captured and compiled solves hide what they hold.
     with uncompiled(blocks.values()):
@@ -76,18 +98,12 @@ def costs_of_step(
         with fabric.autocast():
             found = {name: measure_memory(blocks[name], *given) for name, given in inputs.items()}
         saved = _saved_bytes(model, loss, data)
-    moved = {id(p): p for block in blocks.values() for p in block.parameters()}
-    return Costs(
-        batch_size=batch_size,
-        precision=precision,
-        parameters=sum(p.numel() for p in model.parameters()),
-        parameter_bytes=sum(_size(p) for p in model.parameters()),
-        flow_parameter_bytes=sum(_size(p) for p in moved.values()),
-        flow_activation_bytes=sum(calls[name] * memory.held for name, memory in found.items()),
-        flow_table_bytes=sum(calls[name] * memory.table_held for name, memory in found.items()),
-        flow_peak_bytes=max((memory.peak for memory in found.values()), default=0),
-        saved_bytes=saved,
-    )
+    return {
+        "flow_activation_bytes": sum(calls[name] * memory.held for name, memory in found.items()),
+        "flow_table_bytes": sum(calls[name] * memory.table_held for name, memory in found.items()),
+        "flow_peak_bytes": max((memory.peak for memory in found.values()), default=0),
+        "saved_bytes": saved,
+    }
 
 
 def _inputs(

@@ -78,14 +78,15 @@ class Costs:
     parameter_bytes: int
     #: Of the parameters inside the flows, norm affines included.
     flow_parameter_bytes: int
-    #: Held by the flows from the forward to the backward pass, tables of weights apart.
-    flow_activation_bytes: int
+    #: Held by the flows from the forward to the backward pass, tables of weights apart. This and
+    #: the next three are None where plain passes, as they are measured, don't fit the device.
+    flow_activation_bytes: int | None = None
     #: Of the tables of weights of the flows, held for the backward pass.
-    flow_table_bytes: int
+    flow_table_bytes: int | None = None
     #: The largest peak of one flow, gradients and temporaries included.
-    flow_peak_bytes: int
+    flow_peak_bytes: int | None = None
     #: All that autograd saves in one step of the whole model, parameters left out.
-    saved_bytes: int
+    saved_bytes: int | None = None
     #: The flows' share of the time of forward and backward pass; None where it wasn't measured.
     flow_time_share: float | None = None
     #: What the flows' forward and backward pass take in a step; None where it wasn't measured.

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -234,6 +235,25 @@ def test_claims_of_the_order_figures(tmp_path, write):
     test.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-test.md").read_text()
     assert "order 10 of T is more accurate than order 4: for it (+1.56, one seed)." in text
+
+
+def test_orders_are_judged_by_the_spread_of_table_1(tmp_path, write):
+    """The same two models, judged on two pages: T-10 ahead of B-10 by two points of one seed."""
+    options = Options(seeds=2)
+    for run in EXPERIMENTS["table1"].plan(options):
+        name, seed = run.config.model, run.config.seed
+        if "/cifar10/shared/" in run.name and name in ("t-nanode-10", "b-nanode-10", "auto"):
+            # T and B vary by 0.02 points, Auto by ten.
+            apart = 0.1 if name == "auto" else 0.0002
+            write(run, test=0.80 + 0.02 * (name == "t-nanode-10") + apart * seed)
+    for name in ("table1", "figure-order-test"):
+        EXPERIMENTS[name].report(tmp_path, tmp_path / "out", replace(options, data=("cifar10",)))
+    verdict = "undecided (+2.00, within the spread)"
+    table1 = (tmp_path / "out/table1.md").read_text()
+    assert f"| T-NANODE-10 outperforms B-NANODE-10 | +5.72 | {verdict} |" in table1
+    orders = (tmp_path / "out/figure-order-test.md").read_text().splitlines()
+    (row,) = (line for line in orders if line.startswith("| 10 | 82.01"))
+    assert verdict in row
 
 
 def test_steps_to_a_common_accuracy(tmp_path, write):

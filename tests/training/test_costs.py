@@ -51,6 +51,18 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
     assert found.flow_activation_bytes == found.flow_peak_bytes == 0
 
 
+def test_what_does_not_fit_the_device_is_not_measured(config, monkeypatch):
+    """A compiled run may fit where plain PyTorch, by which costs are measured, doesn't."""
+
+    def full(*inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("nanode.training.costs.measure_memory", full)
+    found = costs(config, steps=2)
+    assert found.flow_activation_bytes is found.flow_peak_bytes is found.saved_bytes is None
+    assert found.flow_parameter_bytes == 4 * 5 * (272 + 48)
+
+
 def test_measuring_frees_what_it_made(config, monkeypatch):
     """A sigmoid saves its own output: held by its node and holding it, it would stay for good."""
     freed = []
