@@ -9,6 +9,7 @@ from nanode.experiments import EXPERIMENTS, Options
 RESULTS = Path(__file__).parent.parent / "results"
 #: By experiment, the options of the runs that its page shows.
 PAGES = {
+    "figure-order-test": Options(),
     "figure-orthogonal": Options(budget="full"),
     "figure-video": Options(seeds=2),
     "memory": Options(),

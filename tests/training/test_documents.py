@@ -87,7 +87,7 @@ def test_the_shared_recipe_is_the_one_described():
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.1, 5e-4)
     assert config.optimizer.nesterov
     staged = recipe("staged")
-    assert (staged.epochs, staged.optimizer.lr, staged.augment.cutout) == (150, 0.4, 16)
+    assert (staged.epochs, staged.optimizer.lr, staged.augment.cutout) == (150, 0.2, 16)
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if not name.endswith("-tiny")])
