@@ -102,7 +102,7 @@ def test_every_recipe_has_a_tiny_variant(name):
 #: Epochs, and a bound on the last one's loss: of guessing it is ln 10 = 2.303.
 LOSSES = {
     "digits-tiny": (2, 1.1),
-    "staged-tiny": (2, 1.9),
+    "staged-tiny": (3, 1.9),  # 1.64 was found
     "table1-long-tiny": (12, 1.35),  # 1.17 was found
     "table1-tiny": (10, 1.75),  # 1.54 was found
 }
