@@ -39,6 +39,8 @@ class Verdict:
     within_spread: bool | None = None
     #: Whether one of the two has a single seed.
     single: bool = False
+    #: Whether the claim was that there is no lead.
+    ties: bool = False
 
     def __str__(self) -> str:
         if self.margin is None:
@@ -46,6 +48,8 @@ class Verdict:
         word = {True: "held", False: "**did not hold**", None: "undecided"}[self.held]
         if self.within_spread is None and self.margin:
             word = "for it" if self.margin > 0 else "against it"
+        elif self.ties and self.within_spread:
+            word = "no lead found"
         unsure = ", within the spread" if self.within_spread else ""
         few = ", one seed" if self.single else ""
         return f"{word} ({self.margin:+.2f}{unsure}{few})"
@@ -90,7 +94,7 @@ def _compared(better: Spread, worse: Spread, noise: Noise | None, ties: bool) ->
         # What a row was divided by is in all rows of the column, which don't vary independently.
         noise = pooled([better, worse])
     if noise is None:
-        return Verdict(margin, None, None, single)
+        return Verdict(margin, None, None, single, ties)
     within = abs(margin) <= noise.undecided(better, worse)
     held = within or margin > 0 if ties else None if within else margin > 0
-    return Verdict(margin, held, within, single)
+    return Verdict(margin, held, within, single, ties)

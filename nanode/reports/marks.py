@@ -17,6 +17,8 @@ class Mark:
     found: float | None
     style: str = ",.2f"
     most: bool = False
+    #: How many runs it is the mean of, where that matters.
+    seeds: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -45,4 +47,7 @@ def images_per_second(records: Sequence[RunRecord]) -> float | None:
 
 
 def _shown(mark: Mark) -> str:
-    return "–" if mark.found is None else format(mark.found, mark.style)
+    if mark.found is None:
+        return "–"
+    few = {None: "", 1: " (one seed)"}.get(mark.seeds, f" ({mark.seeds} seeds)")
+    return format(mark.found, mark.style) + few

@@ -66,7 +66,7 @@ CLAIMS = (
         ("con-resnet",),
     ),
     Claim(
-        "depth in constant memory pays: B-NANODE-100 outperforms the unconstrained ResNet",
+        "depth pays: B-NANODE-100 outperforms the unconstrained ResNet",
         ("b-nanode-100",),
         ("uncon-resnet",),
     ),
@@ -74,6 +74,11 @@ CLAIMS = (
         "polynomial weights are harder to train: 5 coefficients stay behind T-NANODE-10's 21",
         ("t-nanode-10",),
         ("monomial-5", "chebyshev-5", "legendre-5"),
+    ),
+    Claim(
+        "buckets and waves are the two best variants: B-NANODE-10 outperforms the others",
+        ("b-nanode-10",),
+        ("monomial-5", "chebyshev-5", "legendre-5", "rff-20", "hyper", "gated-2"),
     ),
     Claim("hypernetworks bring nothing over Auto", ("auto",), ("hyper",), ties=True),
     Claim("gated fields bring nothing over Auto", ("auto",), ("gated-2",), ties=True),

@@ -121,7 +121,12 @@ def _share_of_step(record: RunRecord) -> str:
 
 def _optimizer(record: RunRecord) -> str:
     optimizer, schedule = record.config.optimizer, record.config.schedule
-    return f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, {schedule.name}"
+    parts = [optimizer.name]
+    if optimizer.name == "sgd":
+        parts.append(f"{'Nesterov ' * optimizer.nesterov}momentum {optimizer.momentum:g}")
+    parts.append(f"weight decay {optimizer.weight_decay:g} (of weights, not of norms and biases)")
+    parts.append(f"{schedule.name}, warm-up {schedule.warmup:.0%}")
+    return ", ".join(parts)
 
 
 def _augmentation(record: RunRecord) -> str:

@@ -8,7 +8,7 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.plan import standing
 from nanode.experiments.selection import Candidate
-from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, candidates, choice
+from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, SCALES, candidates, choice
 
 TABLE1 = EXPERIMENTS["table1"]
 
@@ -59,15 +59,17 @@ def options():
 
 
 def decide(options, root, write, model, accuracies, other=0.0):
-    """Write all candidates of a row: validation accuracies by rate, and one of another scale.
+    """Write all candidates of a row: validation accuracies by rate, and one of scale 3.
 
     Test accuracies would choose the opposite.
     """
-    for run, candidate in candidates(model, options, root):
+    for run, candidate in candidates(model, options, root)[: len(RATES)]:
         write(run, validation=accuracies[candidate.lr], test=1 - accuracies[candidate.lr])
-    found = candidates(model, options, root)
-    assert len(found) == len(RATES) + 1
-    write(found[-1][0], validation=other, test=1 - other)
+    scales = candidates(model, options, root)[len(RATES) :]
+    assert len(scales) == len(SCALES) - 1  # the row's own was there already
+    for run, candidate in scales:
+        accuracy = other if candidate.scale == 3 else 0.0
+        write(run, validation=accuracy, test=1 - accuracy)
 
 
 def test_candidates_never_see_test_images(options):
@@ -121,15 +123,25 @@ def test_nothing_is_chosen_while_candidates_are_missing(options, tmp_path, write
     assert choice("auto", options, tmp_path) is None
     assert not [run for run in TABLE1.plan(options, tmp_path) if "/own/" in run.name]
     write(found[-1][0])
-    assert choice("auto", options, tmp_path) is None  # another scale is still to be tried
-    assert len(candidates("auto", options, tmp_path)) == len(RATES) + 1
+    assert choice("auto", options, tmp_path) is None  # other scales are still to be tried
+    scales = [c.scale for _, c in candidates("auto", options, tmp_path)[len(RATES) :]]
+    assert scales == [3.0, 10.0]
+    write(candidates("auto", options, tmp_path)[-2][0])
+    assert choice("auto", options, tmp_path) is None
+
+
+def test_residual_networks_are_tried_with_shorter_steps(options, tmp_path, write):
+    for run, _ in candidates("uncon-resnet", options, tmp_path):
+        write(run)
+    scales = [c.scale for _, c in candidates("uncon-resnet", options, tmp_path)[len(RATES) :]]
+    assert scales == [1.0, 3.0]  # their own is ten
 
 
 def test_candidates_that_fail_are_out(options, tmp_path, write):
     for run, candidate in candidates("auto", options, tmp_path):
         status = "failed" if candidate.lr >= 1 else "finished"
         write(run, validation=0.5 + candidate.lr / 10, status=status)
-    assert candidates("auto", options, tmp_path)[-1][1] == Candidate(lr=0.4, scale=3.0)
+    assert candidates("auto", options, tmp_path)[len(RATES)][1] == Candidate(lr=0.4, scale=3.0)
     for run, _ in candidates("t-nanode-10", options, tmp_path):
         write(run, status="failed")
     assert choice("t-nanode-10", options, tmp_path) is None
@@ -148,10 +160,13 @@ def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
 def test_a_choice_at_the_edge_is_marked(options, tmp_path, write):
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.8})
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
-    assert "lr2.5, at the edge of what was tried" in page.read_text()
+    assert "lr2.5 (rate and scale at the edge)" in page.read_text()
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.9, 2.5: 0.8})
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
-    assert "at the edge" not in page.read_text()
+    assert "lr1 (scale at the edge)" in page.read_text()
+    decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.9, 2.5: 0.8}, other=0.95)
+    (page,) = TABLE1.report(tmp_path, tmp_path, options)
+    assert "lr1-scale3 |" in page.read_text()
 
 
 def test_what_is_undecided_is_said(options, tmp_path, write):

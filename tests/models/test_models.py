@@ -105,6 +105,37 @@ def test_the_untied_row_is_a_residual_network():
     assert torch.allclose(block(x), state, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("flow", "network"), [("auto", "con-resnet"), ("b-nanode-3", "uncon-resnet")]
+)
+def test_with_steps_as_long_flows_are_residual_networks(flow, network):
+    """So what tells them apart in a table is the scale, and how untied layers start."""
+    models = [
+        create(name, preset="tiny", channels=1, steps=3, scale=scale).double()
+        for name, scale in ((flow, 3.0), (network, None))
+    ]
+    models[0].load_state_dict(models[1].state_dict())
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    assert torch.equal(models[0](x), models[1](x))
+
+
+def test_norms_over_the_batch_take_appended_time_off_again():
+    """What it adds to a channel is constant, but for the border that a 3×3 convolution sees."""
+    model = create("appnode", preset="tiny", channels=1, steps=3).double()
+    columns = {k: p for k, p in model.named_parameters() if k.endswith("time_weight")}
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    before, moved = model(x), {1: [], 3: []}
+    for column in columns.values():
+        kept = column.detach().clone()
+        torch.nn.init.normal_(column)
+        moved[column.shape[-1]].append((model(x) - before).abs().max().item())
+        with torch.no_grad():
+            column.copy_(kept)
+    assert len(moved[1]) == 2
+    assert max(moved[1]) < 1e-12
+    assert min(moved[3]) > 1e-4
+
+
 def test_constant_norms_stay_out_of_the_trajectory():
     model = create("b-nanode-3", preset="tiny", moving_norms=False)
     (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
