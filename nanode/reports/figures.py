@@ -71,3 +71,5 @@ def _fill(axis: Any, panel: Panel) -> None:
     axis.set_ylabel(panel.y)
     if axis.get_legend_handles_labels()[1]:
         axis.legend(fontsize=8)
+    else:
+        axis.text(0.5, 0.5, "no run is over yet", ha="center", transform=axis.transAxes)
