@@ -18,8 +18,6 @@ from torchdiffeq import odeint, odeint_adjoint
 
 import nanode
 
-SYSTEMS = ("nanode-backprop", "nanode-checkpointed", "torchdiffeq-odeint", "torchdiffeq-adjoint")
-
 
 def module(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))

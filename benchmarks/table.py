@@ -3,7 +3,6 @@
 import os
 import platform
 import tomllib
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,15 +60,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def record(
     device: str,
     case: problem.Case,
@@ -79,10 +69,10 @@ def record(
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
     # Here, since processes that measure JAX import this file and have no use for torch.
-    from nanode.training.environment import commit
+    from nanode.training.environment import commit, now, processor
 
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "hardware": {
             "device": device,
             "cpu": processor(),

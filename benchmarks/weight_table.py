@@ -6,28 +6,14 @@ per parameter (``trajectory.table``) against 100 calls of ``trajectory(t)``, in 
 
 import argparse
 import json
-import statistics
-import time
 
 import torch
+from householder import milliseconds
 from torch import nn
 
 import nanode
 from nanode.solvers import Euler, Uniform
 from nanode.training.environment import commit
-
-
-def seconds(work, repeats: int, device: str) -> float:
-    times = []
-    for _ in range(repeats + 2):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
 
 
 def main() -> None:
@@ -62,14 +48,14 @@ def main() -> None:
 
     record = {"times": options.times, "device": options.device, "torch": torch.__version__}
     record["commit"] = commit()[0]
+    ways = {"table": at_once, "one_by_one": one_by_one}
+    both = {name: lambda way=way: differentiated(way()) for name, way in ways.items()}
     with torch.no_grad():
-        for name, work in (("table", at_once), ("one_by_one", one_by_one)):
-            record[f"{name}_forward_ms"] = 1e3 * seconds(work, options.repeats, options.device)
-    for name, work in (("table", at_once), ("one_by_one", one_by_one)):
-        both = seconds(lambda work=work: differentiated(work()), options.repeats, options.device)
-        record[f"{name}_with_backward_ms"] = 1e3 * both
-    for part in ("forward", "with_backward"):
-        record[f"ratio_{part}"] = record[f"one_by_one_{part}_ms"] / record[f"table_{part}_ms"]
+        spent = {"forward": milliseconds(ways, options.repeats, options.device)}
+    spent["with_backward"] = milliseconds(both, options.repeats, options.device)
+    for part, found in spent.items():
+        record |= {f"{name}_{part}_ms": time for name, time in found.items()}
+        record[f"ratio_{part}"] = found["one_by_one"] / found["table"]
     print(json.dumps(record, indent=1))
 
 

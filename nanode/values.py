@@ -38,16 +38,11 @@ def check_number(
     most: float = math.inf,
 ) -> None:
     """Refuse what is no finite number, or one outside the bounds."""
-    bounds = {
-        "above": (above, "above", lambda: value > above),
-        "least": (least, "at least", lambda: value >= least),
-        "below": (below, "below", lambda: value < below),
-        "most": (most, "at most", lambda: value <= most),
-    }
-    stated = [f"{word} {bound:g}" for bound, word, _ in bounds.values() if math.isfinite(bound)]
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and all(holds() for _, _, holds in bounds.values())):
-        expected = " ".join(["a finite number", " and ".join(stated)]).strip()
+    if not (number and math.isfinite(value) and above < value < below and least <= value <= most):
+        bounds = {"above": above, "at least": least, "below": below, "at most": most}
+        stated = [f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound)]
+        expected = f"a finite number {' and '.join(stated)}".strip()
         raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 

@@ -139,13 +139,11 @@ class ChebyshevFigure(Findings):
         return figure
 
 
-def chebyshev_figure(
-    width: int = 16, draws: int = 100, points: int = 101, seed: int = 0
-) -> ChebyshevFigure:
+def chebyshev_figure(draws: int = 100, points: int = 101) -> ChebyshevFigure:
     """Reproduce the paper's figure of random Chebyshev weights, and examine its claim."""
     basis = Chebyshev(degree=4)
     times, z = _values(basis, points)
-    alpha = lecun_normal((basis.size, 4), seed)
+    alpha = lecun_normal((basis.size, 4), seed=0)
     unmapped = Chebyshev(degree=4, interval=(-1.0, 1.0))(times)
     functions = tuple(range(3, 22, 2))
     return ChebyshevFigure(
@@ -153,7 +151,7 @@ def chebyshev_figure(
         z @ alpha,
         unmapped @ alpha,
         {
-            name: random_weights(make(basis.size), width, draws, points, seed)
+            name: random_weights(make(basis.size), draws=draws, points=points)
             for name, make in FAMILIES.items()
         },
         functions,

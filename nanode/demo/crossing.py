@@ -29,12 +29,12 @@ def make_field(basis: nanode.Basis) -> nanode.TimeVarying:
     return nanode.TimeVarying(module, basis=basis)
 
 
-def fit(field: nanode.Field, iterations: int = 400) -> None:
+def fit(field: nanode.Field) -> None:
     """Train ten Euler steps of the field to x ↦ −x on [−1, 1]."""
     block = nanode.ODEBlock(field, steps=STEPS)
     x = torch.linspace(-1, 1, 65)[:, None]
     optimizer = torch.optim.Adam(block.parameters(), lr=0.02)
-    for _ in range(iterations):
+    for _ in range(400):
         optimizer.zero_grad()
         (block(x) + x).square().mean().backward()
         optimizer.step()

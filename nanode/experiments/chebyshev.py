@@ -1,6 +1,5 @@
 """The paper's figure of random Chebyshev weights, beside other bases. Nothing is trained."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from nanode.analysis.random_weights import ChebyshevFigure, chebyshev_figure
@@ -11,11 +10,10 @@ from nanode.training.files import write_atomically, write_json
 NAME = "figure-chebyshev"
 
 
-@dataclass(frozen=True)
 class FigureChebyshev:
     """Values, size and conditioning of weights with LeCun-normal coefficients on [0, 1]."""
 
-    summary: str = "random weights in Chebyshev polynomials of degree 4, beside other bases"
+    summary = "random weights in Chebyshev polynomials of degree 4, beside other bases"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """No runs."""

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,10 @@ FILMS = (
 )
 
 
-@dataclass(frozen=True)
 class FigureVideo:
     """Loss against time and steps, quality against the horizon, and films."""
 
-    summary: str = "video: loss against time and steps, PSNR and SSIM against the horizon, films"
+    summary = "video: loss against time and steps, PSNR and SSIM against the horizon, films"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """The stochastic runs of Table 2, and the one that is filmed."""
@@ -57,7 +55,7 @@ class FigureVideo:
         """The figure, a film of each model, and a page with all of them."""
         place = place_of(STOCHASTIC, options)
         runs, least = finished(root, place), trivial(root, place, options)
-        figure = draw(out / f"{FIGURE}.png", _panels(runs, least.get("scores", {})))
+        figure = draw(out / f"{FIGURE}.png", _panels(runs, least))
         films = {
             m: film for m, found in runs.items() if found and (film := _film(found[0], out, m))
         }

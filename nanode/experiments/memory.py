@@ -4,7 +4,7 @@ memory/memory.json
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,10 @@ FILE = Path("memory") / "memory.json"
 TARGET = 0.15
 
 
-@dataclass(frozen=True)
 class Memory:
     """Activation memory of one flow; nothing is trained, ``report`` measures."""
 
-    summary: str = "activation memory of the paper's flow in fp32, by gradient method, K = 10, 100"
+    summary = "activation memory of the paper's flow in fp32, by gradient method, K = 10, 100"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """No runs."""

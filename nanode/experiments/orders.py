@@ -8,7 +8,7 @@ The second figure takes what Table 1 has already: order 10 and the residual netw
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.measurements import measured
@@ -43,11 +43,10 @@ TRAIN_RATE = 0.4
 ENDS = (TRAIN_ORDERS[0], TRAIN_ORDERS[-1])
 
 
-@dataclass(frozen=True)
 class OrderTrain:
     """Training-set fit against the order of the basis, at K = 100."""
 
-    summary: str = "training-set fit against the order of the trigonometric basis, K = 100"
+    summary = "training-set fit against the order of the trigonometric basis, K = 100"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """All orders at one rate, then the first and the last at the shared one."""
@@ -88,11 +87,10 @@ class OrderTrain:
         return [figure, page]
 
 
-@dataclass(frozen=True)
 class OrderTest:
     """Test accuracy against the order of the basis, at K = 10."""
 
-    summary: str = "test accuracy against the order of the basis, K = 10: waves against buckets"
+    summary = "test accuracy against the order of the basis, K = 10: waves against buckets"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """By the shared recipe; then at the rates and scales that Table 1 has chosen."""

@@ -8,7 +8,7 @@ paper's figure of Chebyshev weights has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, standing
@@ -53,11 +53,10 @@ UNLEARNT = (
 )
 
 
-@dataclass(frozen=True)
 class FigureOrthogonal:
     """Learning curves of polynomial weights, orthogonal or not, over learning rates."""
 
-    summary: str = "does learning collapse with polynomial weights, and do orthogonal ones help"
+    summary = "does learning collapse with polynomial weights, and do orthogonal ones help"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Seed by seed, so that an early stop leaves every curve with its first seed."""

@@ -25,8 +25,7 @@ class Candidate:
     cutmix: float | None = None
 
     def __str__(self) -> str:
-        parts = {"lr": self.lr, "scale": self.scale, "cutmix": self.cutmix}
-        return "-".join(f"{name}{value:g}" for name, value in parts.items() if value is not None)
+        return "-".join(f"{key.rpartition('.')[2]}{v:g}" for key, v in self.changes().items())
 
     def changes(self) -> dict[str, Any]:
         """The same as keys of a configuration."""

@@ -10,7 +10,7 @@ there are, so that every data set chooses for itself.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, standing
@@ -62,11 +62,10 @@ ABOUT = (
 )
 
 
-@dataclass(frozen=True)
 class Staged:
     """Three stages, for accuracy, beside untied ResNets."""
 
-    summary: str = "three stages, for accuracy, beside untied ResNets of the same recipe"
+    summary = "three stages, for accuracy, beside untied ResNets of the same recipe"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Candidates, round by round, then all rows at the chosen one."""

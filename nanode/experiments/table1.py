@@ -11,7 +11,6 @@ Choices are made on CIFAR-10 and used on CIFAR-100 too.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +60,10 @@ SCALES = (1.0, 3.0, 10.0)
 DEEP_EPOCHS = 4
 
 
-@dataclass(frozen=True)
 class Table1:
     """Every model by one shared recipe, and each at its own best learning rate and scale."""
 
-    summary: str = "Table 1: accuracy and memory of every model, by a shared recipe and tuned"
+    summary = "Table 1: accuracy and memory of every model, by a shared recipe and tuned"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """The shared column, then candidates, then what their records decide."""

@@ -1,7 +1,6 @@
 """Table 2: video prediction by SVG, and with autonomous and non-autonomous flows in it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from nanode.experiments.video import (
     BAIR,
     DETERMINISTIC,
     STOCHASTIC,
+    Early,
     Runs,
     VideoRun,
     diverged,
@@ -59,11 +59,10 @@ ABOUT = (
 )
 
 
-@dataclass(frozen=True)
 class Table2:
     """−ELBO, memory and speed of the three video models."""
 
-    summary: str = "Table 2: −ELBO, memory and speed of SVG, Auto and NANODE on video"
+    summary = "Table 2: −ELBO, memory and speed of SVG, Auto and NANODE on video"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Every model on every data set, under one budget of time."""
@@ -73,7 +72,7 @@ class Table2:
         """The tables, beside the paper's; memory is measured unless that was done."""
         places = [place_of(recipe, options) for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)]
         mnist, deterministic, bair = (finished(root, place) for place in places)
-        least = [trivial(root, place, options).get("scores", {}) for place in places]
+        least = [trivial(root, place, options) for place in places]
         costs = measured_once(root / MEMORY, measure, options)
         parts = [
             f"{ABOUT} {WORDS} Beside SVG, whose ratio is 1, s is the row's own and 1/n₂ is 0.",
@@ -108,13 +107,13 @@ def comparisons(title: str, runs: Runs, column: int) -> list[str]:
             f"{title}, after the same time: {seconds / 60:.3g} min of training",
             runs,
             column,
-            {"seconds": LATE * seconds},
+            lambda point: point.seconds <= LATE * seconds,
         ),
         _comparison(
             f"{title}, after the same number of steps: {steps:,}",
             runs,
             column,
-            {"steps": steps},
+            lambda point: point.step <= steps,
         ),
     ]
 
@@ -129,27 +128,24 @@ def _shared_steps(runs: Sequence[VideoRun]) -> int:
     return max(shared, default=min(points[-1].step for points in curves))
 
 
-def _comparison(title: str, runs: Runs, column: int, limit: dict[str, Any]) -> str:
-    def lowest(run: VideoRun, test: bool) -> Point | None:
-        return run.lowest(test=test, **limit)
-
+def _comparison(title: str, runs: Runs, column: int, early: Early) -> str:
     header = ["model", "seeds", "steps", "−ELBO", "ratio to SVG", "paper's ratio"]
     header += ["test −ELBO", "ratio to SVG", "−ELBO per frame", "per pixel (H·W)", "over β"]
     rows, ratios = [], {}
     for model, found in runs.items():
-        best = [lowest(run, False) for run in found]
-        ratios[model] = _ratios(runs, model, lambda run: lowest(run, False))
+        best = [run.lowest(early) for run in found]
+        ratios[model] = _ratios(runs, model, lambda run: run.lowest(early))
         scales = [_elbo(run, point) for run, point in zip(found, best, strict=True)]
         rows.append(
             [
                 model,
                 len(found),
-                _mean([run.made(**limit) for run in found], ".0f"),
+                _mean([run.made(early) for run in found], ".0f"),
                 _mean([elbo.loss_sum for elbo in scales if elbo], ".5f"),
                 _shown(ratios[model]),
                 f"{TABLE2[model][column] / TABLE2['svg'][column]:.3f}",
-                _mean([p.loss for run in found if (p := lowest(run, True))], ".5f"),
-                _shown(_ratios(runs, model, lambda run: lowest(run, True))),
+                _mean([p.loss for run in found if (p := run.lowest(early, test=True))], ".5f"),
+                _shown(_ratios(runs, model, lambda run: run.lowest(early, test=True))),
                 _mean([elbo.loss_per_frame for elbo in scales if elbo], ".3e"),
                 _mean([elbo.loss_per_pixel for elbo in scales if elbo], ".3e"),
                 _mean([elbo.loss_over_beta for elbo in scales if elbo], ".1f"),

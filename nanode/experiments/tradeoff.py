@@ -33,11 +33,10 @@ ABOUT = (
 )
 
 
-@dataclass(frozen=True)
 class Tradeoff:
     """Smoothness of the weights against accuracy and the fewest steps that keep it."""
 
-    summary: str = "smoothness of the weights against accuracy and the fewest steps that keep it"
+    summary = "smoothness of the weights against accuracy and the fewest steps that keep it"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Penalties at order 10, then lower orders without."""

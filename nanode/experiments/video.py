@@ -8,7 +8,7 @@ a shorter run would have been: one set of runs serves the comparison after the s
 after the same number of steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -134,6 +134,10 @@ def _base(recipe: str, options: Options) -> VideoConfig:
 # ---- what became of them
 
 
+#: Whether a point of a curve counts: up to a time, or up to a step.
+Early = Callable[[Point], bool]
+
+
 @dataclass(frozen=True)
 class VideoRun:
     """A finished run: its record, and what was measured on its final weights."""
@@ -142,25 +146,14 @@ class VideoRun:
     clips: dict[str, Any] | None
     folder: Path
 
-    def lowest(
-        self, *, test: bool = False, seconds: float | None = None, steps: int | None = None
-    ) -> Point | None:
-        """The lowest point of a loss curve up to a time or a step."""
+    def lowest(self, early: Early, *, test: bool = False) -> Point | None:
+        """The lowest point of a loss curve among those that count."""
         points = self.record.tests if test else self.record.curves
-        known = _until(points, seconds, steps)
-        return min(known, key=lambda point: point.loss, default=None)
+        return min(filter(early, points), key=lambda point: point.loss, default=None)
 
-    def made(self, *, seconds: float | None = None, steps: int | None = None) -> int:
-        """How many steps the curve has up to a time or a step."""
-        return max((point.step for point in _until(self.record.curves, seconds, steps)), default=0)
-
-
-def _until(points: Sequence[Point], seconds: float | None, steps: int | None) -> list[Point]:
-    return [
-        point
-        for point in points
-        if (seconds is None or point.seconds <= seconds) and (steps is None or point.step <= steps)
-    ]
+    def made(self, early: Early) -> int:
+        """How many steps were made at the last point that counts."""
+        return max((point.step for point in filter(early, self.record.curves)), default=0)
 
 
 def place_of(recipe: str, options: Options) -> str:
@@ -193,17 +186,18 @@ def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
     if path.exists():
         found = read_json(path)
         if found["on"] == on:
-            return found
+            scores: dict[str, Any] = found["scores"]
+            return scores
     if not options.measure:
         return {}
     own_root = options.data_root or run.record.config.data_root
     try:
-        scores = trivial_scores(replace(run.record.config, data_root=own_root, device="auto"), **on)
+        made = trivial_scores(replace(run.record.config, data_root=own_root, device="auto"), **on)
     except DataError:
         return {}
-    found = {"on": on, "scores": {name: asdict(score) for name, score in scores.items()}}
-    write_json(path, found)
-    return found
+    scores = {name: asdict(score) for name, score in made.items()}
+    write_json(path, {"on": on, "scores": scores})
+    return scores
 
 
 def diverged(root: Path, place: str) -> list[str]:

@@ -58,19 +58,19 @@ def _steps_per_second(config: VideoConfig) -> float:
     own = {"precision": "bf16-mixed", "channels_last": True} if cuda else {}
     setup = prepare(changed(config, own))
     setup.model.train()
-    seconds, (warm, timed) = 0.0, (3, 20) if cuda else (1, 2)
+    begun, (warm, timed) = 0.0, (3, 20) if cuda else (1, 2)
     for step in range(warm + timed):
         if step == warm:
-            _synchronize(cuda)
-            seconds = time.perf_counter()
+            begun = _now(cuda)
         setup.step(setup.batch(step))
-    _synchronize(cuda)
-    return timed / (time.perf_counter() - seconds)
+    return timed / (_now(cuda) - begun)
 
 
-def _synchronize(cuda: bool) -> None:
+def _now(cuda: bool) -> float:
+    """Seconds on a clock, once a GPU has done its work."""
     if cuda:
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def memory_section(found: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ def memory_section(found: dict[str, Any]) -> str:
     base = {row["width"]: _activations(row) for row in found["rows"] if row["model"] == "svg"}
     rows = []
     for row in found["rows"]:
-        costs, (_, _, activations, parameters) = row, TABLE2[row["model"]]
+        _, _, activations, parameters = TABLE2[row["model"]]
         held = _activations(row)
         rows.append(
             [
@@ -91,9 +91,9 @@ def memory_section(found: dict[str, Any]) -> str:
                 f"{held / base[row['width']]:.3f}",
                 f"{activations:g}",
                 f"{activations / TABLE2['svg'][2]:.3f}",
-                f"{costs['kernel_bytes'] / 1e9:.3g}",
+                f"{row['kernel_bytes'] / 1e9:.3g}",
                 f"{parameters:.2g}",
-                f"{costs['parameter_bytes'] / 1e9:.3g}",
+                f"{row['parameter_bytes'] / 1e9:.3g}",
             ]
         )
     clips = found["rows"][0]["batch_size"]

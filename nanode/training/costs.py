@@ -41,7 +41,6 @@ def describe(name: str, block: ODEBlock) -> Flow:
 
 def measure_costs(setup: Setup) -> Costs:
     """Bytes of one training step on one batch, by a copy of the setup's model."""
-    config = setup.config
     images, labels = setup.batches.batch(0, 0)
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices):
@@ -50,27 +49,18 @@ def measure_costs(setup: Setup) -> Costs:
         def loss() -> Tensor:
             return _loss(model, images, labels, setup)
 
-        costs = costs_of_step(
-            model, loss, images, setup.fabric, config.batch_size, config.precision
-        )
-        if config.profile:
+        costs = costs_of_step(setup, model, loss, images)
+        if setup.config.profile:
             inputs, _ = _inputs(model, loss)
             alone, whole = _seconds_of_passes(model, inputs, images, labels, setup)
             costs = replace(costs, flow_time_share=alone / whole, flow_seconds=alone)
     return costs
 
 
-def costs_of_step(
-    model: nn.Module,
-    loss: Callable[[], Tensor],
-    data: Tensor,
-    fabric: "Fabric",
-    batch_size: int,
-    precision: str,
-) -> Costs:
-    """What one training step of a model costs; ``loss`` runs its forward pass on ``data``."""
+def costs_of_step(setup: Any, model: nn.Module, loss: Callable[[], Tensor], data: Tensor) -> Costs:
+    """What a step costs with a copy of a setup's model; ``loss`` runs its forward pass on data."""
     try:
-        held = _held_bytes(model, loss, data, fabric)
+        held = _held_bytes(model, loss, data, setup.fabric)
     except torch.OutOfMemoryError:
         # Fused and captured solves hold less than plain ones: the run may fit all the same.
         held = {}
@@ -78,11 +68,11 @@ def costs_of_step(
         torch.cuda.empty_cache()  # what has failed has reserved all there is
     moved = {id(p): p for block in flows(model).values() for p in block.parameters()}
     return Costs(
-        batch_size=batch_size,
-        precision=precision,
+        batch_size=setup.config.batch_size,
+        precision=setup.config.precision,
         parameters=sum(p.numel() for p in model.parameters()),
-        parameter_bytes=sum(_size(p) for p in model.parameters()),
-        flow_parameter_bytes=sum(_size(p) for p in moved.values()),
+        parameter_bytes=sum(p.nbytes for p in model.parameters()),
+        flow_parameter_bytes=sum(p.nbytes for p in moved.values()),
         **held,
     )
 
@@ -199,7 +189,3 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - start)
     return min(found[2:])
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -19,7 +19,6 @@ _NORMS = (
     nn.GroupNorm,
     nn.LayerNorm,
     nn.RMSNorm,
-    nn.LocalResponseNorm,
 )
 
 

@@ -35,7 +35,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     """The device that trained and the machine it is in."""
     found: dict[str, Any] = {
         "device": device.type,
-        "name": _processor(),
+        "name": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
@@ -87,7 +87,8 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

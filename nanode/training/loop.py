@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -167,7 +168,8 @@ class Loop:
         )
         progress.curves.append(point)
         progress.loss_sum, progress.losses = 0.0, 0
-        self.journal.write(progress.step, epoch=point.epoch, train_loss=mean, **_shown(found))
+        known = {key: value for key, value in asdict(point).items() if value is not None}
+        self.journal.write(**known)
         last = setup.batches.epoch == setup.config.epochs
         if last or time.monotonic() - self._saved[0] >= SECONDS_APART:
             self._checkpoint()
@@ -193,7 +195,7 @@ class Loop:
             "batches": setup.batches.state_dict(),
             "random": random_state(setup.fabric.device),
             "updates": 0 if average is None else average.updates,
-            "progress": self.progress.state(),
+            "progress": asdict(self.progress),
         }
         weights = {} if average is None else average.state()
         save_checkpoint(self.folder, self.progress.step, setup.model, weights, state)
@@ -208,12 +210,6 @@ class Loop:
             + "; lower optimizer.lr, set clip, or lengthen schedule.warmup. The configuration: "
             + json.dumps(config.as_dict())
         )
-
-
-def _shown(found: Score | None) -> dict[str, float]:
-    if found is None:
-        return {}
-    return {"validation_loss": found.loss, "validation_accuracy": found.accuracy}
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """How far a run is, and how long it took: what a checkpoint keeps beside weights and optimizer."""
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanode.training.records import Epoch, Times
@@ -19,13 +19,9 @@ class Progress:
     best: float | None = None
     curves: list[Epoch] = field(default_factory=list)
 
-    def state(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
-        """What ``state`` was taken of."""
+        """What ``asdict`` was taken of."""
         return cls(**state | {"curves": [Epoch(**point) for point in state["curves"]]})
 
 

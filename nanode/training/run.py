@@ -124,17 +124,13 @@ def _finish(loop: Loop) -> Metrics:
         if config.select == "best":
             load_weights(loop.folder / "best.safetensors", setup.model)
         setup.calibrate()
-        data = setup.data
-        held = None if data.validation is None else setup.score(data.validation)
-        test = setup.score(data.test) if config.test else None
-        for what, found in (("validation loss", held), ("test loss", test)):
-            if found is not None and not math.isfinite(found.loss):
-                raise loop.diverged(what, found.loss, loop.progress.step, None)
-        metrics = Metrics(
-            validation_loss=None if held is None else held.loss,
-            validation_accuracy=None if held is None else held.accuracy,
-            test_loss=None if test is None else test.loss,
-            test_accuracy=None if test is None else test.accuracy,
-        )
+        metrics: dict[str, float] = {}
+        tested = setup.data.test if config.test else None
+        for split, images in (("validation", setup.data.validation), ("test", tested)):
+            if images is not None:
+                found = setup.score(images)
+                if not math.isfinite(found.loss):
+                    raise loop.diverged(f"{split} loss", found.loss, loop.progress.step, None)
+                metrics |= {f"{split}_loss": found.loss, f"{split}_accuracy": found.accuracy}
         loop.save("final", epoch=setup.batches.epoch)
-    return metrics
+    return Metrics(**metrics)

@@ -172,7 +172,7 @@ def test_rounding_does_not_fill_a_panel():
 
 
 def test_the_page_and_its_numbers():
-    """As files they are in test_runs.py."""
+    """As files they are in tests/training/test_analysis.py."""
     found = analyse(Model(), sample(2, 4))
     numbers = found.numbers()
     assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers

@@ -4,6 +4,7 @@ import pytest
 
 from nanode.experiments import Planned
 from nanode.training import Metrics, RunRecord, TrainConfig
+from nanode.training.loop import Loop
 
 
 @pytest.fixture
@@ -25,6 +26,25 @@ def config():
 def runs(config):
     """Three runs that differ in their seed."""
     return [Planned(f"some/seed{seed}", replace(config, seed=seed)) for seed in range(3)]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Counts training steps; ``steps.fail_at`` makes a step raise."""
+    original = Loop._step
+
+    class Steps:
+        count, fail_at, error = 0, None, KeyboardInterrupt
+
+    def step(self, images, labels):
+        if Steps.count == Steps.fail_at:
+            Steps.fail_at = None
+            raise Steps.error
+        Steps.count += 1
+        return original(self, images, labels)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    return Steps
 
 
 @pytest.fixture

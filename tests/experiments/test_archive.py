@@ -9,27 +9,13 @@ import pytest
 
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.training import RunRecord
-from nanode.training.loop import Loop
 from tests.experiments.runs import execute, outcomes
 
 pytestmark = pytest.mark.usefixtures("perceptron")
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    """Counts training steps."""
-    original, count = Loop._step, [0]
-
-    def step(self, images, labels):
-        count[0] += 1
-        return original(self, images, labels)
-
-    monkeypatch.setattr(Loop, "_step", step)
-    return count
-
-
 def until(steps, count):
-    return lambda: steps[0] >= count
+    return lambda: steps.count >= count
 
 
 def files(root):
@@ -66,7 +52,7 @@ def test_there_and_back(tmp_path, runs):
 def test_an_unfinished_run_goes_on_elsewhere(tmp_path, runs, steps):
     there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "some.tar.gz"
     (whole,) = execute(runs[:1], tmp_path / "whole")
-    steps[0] = 0
+    steps.count = 0
     list(outcomes(runs[:1], there, stop=until(steps, 13)))
     write_unfinished(path, there)
     assert restore(path, here) == ["some/seed0"]
@@ -80,7 +66,7 @@ def test_an_unfinished_run_goes_on_elsewhere(tmp_path, runs, steps):
         )
     ]
     (record,) = execute(runs[:1], here)
-    assert steps[0] == 20  # bit for bit the uninterrupted run, no step made twice
+    assert steps.count == 20  # bit for bit the uninterrupted run, no step made twice
     assert (record.metrics, record.curves) == (whole.metrics, whole.curves)
     write_unfinished(path, here)
     assert not path.exists()  # nothing is unfinished any more
@@ -97,12 +83,12 @@ def test_a_run_that_is_only_to_be_measured_is_not_trained_again(tmp_path, runs, 
         patch.setattr("nanode.experiments.execution.measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             execute([run], there)
-    trained = steps[0]
+    trained = steps.count
     write_unfinished(path, there, {run.name})
     assert restore(path, here) == [run.name]
     assert "some/seed0/final.safetensors" in files(here)
     execute([run], here)
-    assert steps[0] == trained
+    assert steps.count == trained
     assert (here / run.name / "fit.json").exists()
 
 

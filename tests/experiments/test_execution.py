@@ -18,29 +18,9 @@ from nanode.experiments.execution import BrokenOff, matches, until
 from nanode.experiments.measurements import MEASUREMENTS, measured
 from nanode.training import OptimizerConfig, RunRecord, train
 from nanode.training.locks import locked
-from nanode.training.loop import Loop
 from tests.experiments.runs import execute, outcomes
 
 pytestmark = pytest.mark.usefixtures("perceptron")
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """Counts training steps; ``steps.fail_at`` makes a step raise."""
-    original = Loop._step
-
-    class Steps:
-        count, fail_at, error = 0, None, KeyboardInterrupt
-
-    def step(self, images, labels):
-        if Steps.count == Steps.fail_at:
-            Steps.fail_at = None
-            raise Steps.error
-        Steps.count += 1
-        return original(self, images, labels)
-
-    monkeypatch.setattr(Loop, "_step", step)
-    return Steps
 
 
 def test_runs_once(tmp_path, runs, steps):
@@ -416,9 +396,3 @@ def test_patterns():
     assert matches("table1/cifar10/shared/auto/seed0", ["*/shared/*"])
     assert not matches("table1/cifar10/shared/auto/seed0", ["table1/*/seed1", "x"])
     assert matches("anything", [])
-
-
-def test_planned_is_a_value(config):
-    assert Planned("a", config) == Planned(name="a", config=config)
-    with pytest.raises(AttributeError):
-        Planned("a", config).name = "b"

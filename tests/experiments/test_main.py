@@ -66,21 +66,13 @@ def test_a_signal_lets_the_step_end_and_writes_a_checkpoint(tmp_path, capsys, mo
     assert count[0] == 10  # ten steps in all, none made twice
 
 
-def test_results_travel_in_an_archive(tmp_path, capsys, monkeypatch):
+def test_results_travel_in_an_archive(tmp_path, capsys, steps):
     path = tmp_path / "some.tar.gz"
     archive = ["--archive", str(path), "--archive-checkpoints"]
     quick = ["--set", "progress=false"]
     there, here, third = (["--root", str(tmp_path / name)] for name in ("there", "here", "third"))
     # Interrupted after its first checkpoint, the run comes back in a file of its own …
-    original, count = Loop._step, [0]
-
-    def step(self, images, labels):
-        count[0] += 1
-        if count[0] == 9:
-            raise KeyboardInterrupt
-        return original(self, images, labels)
-
-    monkeypatch.setattr(Loop, "_step", step)
+    steps.fail_at = 8
     settings = [*quick, "checkpoint_every=5"]
     assert main([*ARGUMENTS, *there, *settings, *archive]) == 130
     other = tmp_path / "some-unfinished.tar.gz"
@@ -89,7 +81,7 @@ def test_results_travel_in_an_archive(tmp_path, capsys, monkeypatch):
     # … and goes on from there: what is to be written anew is unpacked first.
     assert main([*ARGUMENTS, *here, *settings, *archive]) == 0
     assert json.loads(capsys.readouterr().out)["status"] == "finished"
-    assert count[0] == 9 + (10 - 5)  # ten steps in all, the first five made there
+    assert steps.count == 8 + (10 - 5)  # ten steps in all, the first five made there
     assert not other.exists()
     assert main([*ARGUMENTS, *third, *quick, "--restore", str(path), "--list"]) == 0
     assert capsys.readouterr().out == "done      table1/digits/shared/auto/seed0\n"

@@ -1,9 +1,11 @@
 import json
+import math
 
 import pytest
 
 from nanode.training import TrainConfig
 from nanode.training.loop import Loop
+from nanode.training.video.loop import VideoLoop
 
 
 @pytest.fixture
@@ -23,30 +25,43 @@ def config():
 
 
 @pytest.fixture
-def losses():
+def lines():
+    """Reads what a run logged."""
+
+    def read(folder):
+        return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+    return read
+
+
+@pytest.fixture
+def losses(lines):
     """Reads the step and loss of every step that a run logged."""
 
     def read(folder):
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+        return [(line["step"], line["loss"]) for line in lines(folder) if "loss" in line]
 
     return read
 
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """Have the n-th step from now fail as if the process were stopped."""
-    original = Loop._step
+    """Have the n-th step from now, of either loop, fail as if the process were stopped."""
+    left = [math.inf]
 
-    def after(n):
-        left = [n]
-
-        def step(self, images, labels):
+    def counted(original):
+        def step(*given):
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-            return original(self, images, labels)
+            return original(*given)
 
-        monkeypatch.setattr(Loop, "_step", step)
+        return step
+
+    for loop in (Loop, VideoLoop):
+        monkeypatch.setattr(loop, "_step", counted(loop._step))
+
+    def after(n):
+        left[0] = n
 
     return after

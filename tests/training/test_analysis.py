@@ -1,14 +1,9 @@
 import json
 
-import numpy as np
 import pytest
 
-from nanode.analysis import Analysis, Effort
 from nanode.cli.analyse import command
-from nanode.data.video import VideoData
-from nanode.data.video.clips import StoredClips
 from nanode.training import TrainConfig, analyse_run, load_model, train
-from nanode.training.video import VideoConfig, train_video
 
 
 @pytest.fixture(scope="module")
@@ -44,41 +39,6 @@ def test_a_run_is_analysed_from_the_command_line(run, capsys):
     shown = capsys.readouterr().out
     assert f"{flow['samples'][0]['gradients']['growth']:.4g}" in shown
     assert str(page) in shown
-
-
-def test_a_video_run(tmp_path, monkeypatch):
-    frames = np.zeros((4, 6, 1, 16, 16), np.uint8)
-    for t in range(6):
-        frames[:, t, 0, 4:8, 2 * t : 2 * t + 4] = 255
-    clips = StoredClips("squares", frames)
-    monkeypatch.setattr(
-        "nanode.training.video.setup.load", lambda *_, **__: VideoData("squares", clips, clips)
-    )
-    config = VideoConfig(
-        data="squares",
-        model="svg-nanode",
-        options={"width": 2, "g_dim": 4, "z_dim": 2, "rnn_size": 4},
-        n_past=2,
-        n_future=2,
-        n_eval=4,
-        batch_size=2,
-        steps=1,
-        calibration=1,
-        test_clips=1,
-        device="cpu",
-        progress=False,
-    )
-    train_video(config, tmp_path / "run")
-    saved = []
-    monkeypatch.setattr(Analysis, "save", lambda self, out: saved.append(out))  # slow to draw
-    found = analyse_run(tmp_path / "run", samples=1, effort=Effort(count=1, depth=1, points=1))
-    assert saved == [tmp_path / "run" / "analysis"]
-    names = list(found.flows)
-    assert any("encoder" in name for name in names)
-    assert any("decoder" in name for name in names)
-    # The first stage has two channels at full resolution: one frame, not the clip's four.
-    assert found.flows[names[0]].size == 2 * 16 * 16
-    assert all(flow.samples[0].gradients.norms[0] > 0 for flow in found.flows.values())
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path):

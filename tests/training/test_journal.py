@@ -1,18 +1,12 @@
 """What a run tells while it runs."""
 
-import json
-
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nanode.training.journal import Journal
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-def test_opened_at_a_step_it_forgets_what_came_after(tmp_path):
+def test_opened_at_a_step_it_forgets_what_came_after(tmp_path, lines):
     with Journal(tmp_path, 0, tensorboard=False, progress=False) as journal:
         for step in (1, 2, 3):
             journal.write(step, loss=0.5)
@@ -27,7 +21,7 @@ def test_opened_at_a_step_it_forgets_what_came_after(tmp_path):
     ]
 
 
-def test_a_new_run_starts_a_new_log(tmp_path):
+def test_a_new_run_starts_a_new_log(tmp_path, lines):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
     with Journal(tmp_path, 0, tensorboard=False, progress=False):
         pass

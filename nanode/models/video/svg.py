@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nanode.models.video.recurrent import Gaussian, Latent, Predictor
-from nanode.models.video.vgg import Decoder, Encoder
+from nanode.models.video.vgg import Decoder, Encoder, widened
 
 #: Whose skips a predicted frame is decoded with: ``original`` never refreshes them with the last
 #: conditioning frame, ``last`` does, ``every`` takes those of the frame before (``last_frame_skip``
@@ -96,9 +96,9 @@ class SVG(nn.Module):
         ordered = frames.transpose(0, 1)
         if self.encode == "batch":
             features, skips = self.encoder(self.laid_out(ordered.flatten(0, 1)))
-            return _wide(features), skips
+            return widened(features), skips
         found = [self.encoder(self.laid_out(frame)) for frame in ordered]
-        features = torch.cat([_wide(features) for features, _ in found])
+        features = torch.cat([widened(features) for features, _ in found])
         return features, [torch.cat(parts) for parts in zip(*(s for _, s in found), strict=True)]
 
     def decoded(self, features: Tensor, skips: Sequence[Tensor], clips: int) -> Tensor:
@@ -141,7 +141,3 @@ def _chosen(skip: Tensor, clips: int, sources: Sequence[int]) -> Tensor:
     # Slices, never an index: its gradient would be a scatter.
     parts = skip.split(clips)
     return torch.cat([parts[source] for source in sources])
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -100,7 +100,12 @@ class Decoder(nn.Module):
         for stage, skip in zip(self.stages, reversed(skips), strict=True):
             x = stage(torch.cat([F.interpolate(x, scale_factor=2.0), skip.to(x.dtype)], dim=1))
         # Half precision is too coarse for pixels near 1.
-        return torch.sigmoid(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x)
+        return torch.sigmoid(widened(x))
+
+
+def widened(x: Tensor) -> Tensor:
+    """In single precision at least."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _widths(width: int) -> list[int]:

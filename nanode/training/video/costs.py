@@ -17,7 +17,7 @@ from nanode.training.video.setup import VideoSetup
 
 def measure_video_costs(setup: VideoSetup) -> VideoCosts:
     """Bytes of one training step on one batch, by a copy of the setup's model, not compiled."""
-    config, frames = setup.config, setup.batch(0)
+    frames = setup.batch(0)
     devices = [frames.device] if frames.is_cuda else []
     with torch.random.fork_rng(devices):
         model = copy.deepcopy(setup.model).train()
@@ -29,9 +29,7 @@ def measure_video_costs(setup: VideoSetup) -> VideoCosts:
             return setup.loss(model, frames)[0]
 
         with uncompiled(flows(model).values()):
-            costs = costs_of_step(
-                model, loss, frames, setup.fabric, config.batch_size, config.precision
-            )
+            costs = costs_of_step(setup, model, loss, frames)
             peak = _peak_bytes(loss, frames.device) if frames.is_cuda else None
     return VideoCosts(**asdict(costs), kernel_bytes=kernel_bytes(model), peak_bytes=peak)
 
@@ -51,7 +49,7 @@ def kernel_bytes(model: nn.Module) -> int:
         elif isinstance(part, nn.Conv2d | nn.ConvTranspose2d) and part.kernel_size == (3, 3):
             # A moving kernel isn't in its layer.
             found += [p for name, p in part.named_parameters() if name == "weight"]
-    return sum(w.numel() * w.element_size() for w in found)
+    return sum(w.nbytes for w in found)
 
 
 def _peak_bytes(loss: Callable[[], Tensor], device: torch.device) -> int:

@@ -24,6 +24,8 @@ from nanode.values import check_choice, checked_count
 
 #: ``stored`` statistics, or the ``batch``'s own, as the original generates.
 NORMS = ("stored", "batch")
+#: Given as one number each.
+OPENSTL = {"openstl_mse": openstl_mse, "openstl_ssim": openstl_ssim}
 #: Compares predicted frames: truth and a sample, (N, T, C, H, W) each on the CPU, to a number.
 Network = Callable[[Tensor, Tensor], float]
 
@@ -162,55 +164,45 @@ def evaluate_video(
     once with the predicted frames of the truth and of the first sample of every sequence.
     ``progress`` is called with how many clips are done, and of how many.
     """
-    opened = open_task(run_folder, **task)
-    return score_clips(opened, sequences, samples, rows, networks or {}, progress)
-
-
-def score_clips(
-    task: Task,
-    sequences: int,
-    samples: int,
-    rows: int,
-    networks: Mapping[str, Network],
-    progress: Callable[[int, int], object] = lambda there, count: None,
-) -> VideoScore:
-    """The metrics of a task."""
     for name, value in (("sequences", sequences), ("samples", samples), ("rows", rows)):
         checked_count(name, value)
-    count = min(sequences, len(task.clips))
+    opened = open_task(run_folder, **task)
+    count = min(sequences, len(opened.clips))
     found: dict[str, list[Tensor]] = defaultdict(list)
     pairs: list[tuple[Tensor, Tensor]] = []
     for indices in torch.arange(count).split(max(1, rows // samples)):
-        truth = task.truth(indices)
-        future = truth[:, task.n_past :]
-        made = task.generated(indices, truth, samples)[:, :, task.n_past :]
-        for name, values in _compared(made, future).items():
+        truth = opened.truth(indices)
+        future = truth[:, opened.n_past :]
+        made = opened.generated(indices, truth, samples)[:, :, opened.n_past :]
+        expected = opened.expected(truth)[:, opened.n_past :]
+        compared = _compared(made, future)
+        compared |= {name: by_time(metric, expected, future) for name, metric in OPENSTL.items()}
+        for name, values in compared.items():
             found[name].append(values.double().cpu())
-        expected = task.expected(truth)[:, task.n_past :]
-        found["openstl_mse"].append(by_time(openstl_mse, expected, future).double().cpu())
-        found["openstl_ssim"].append(by_time(openstl_ssim, expected, future).cpu())
         if networks:
             pairs.append((future.cpu(), made[:, 0].cpu()))
         progress(int(indices[-1]) + 1, count)
-    mean = {name: torch.cat(parts).mean(0) for name, parts in found.items()}
-    curves = {name: tuple(mean[name].tolist()) for name in _CURVES}
     return VideoScore(
-        data=task.data,
-        split=task.split,
+        data=opened.data,
+        split=opened.split,
         sequences=count,
         samples=samples,
-        n_past=task.n_past,
-        length=task.length,
-        norms=task.norms,
-        seed=task.seed,
-        openstl_mse=mean["openstl_mse"].mean().item(),
-        openstl_ssim=mean["openstl_ssim"].mean().item(),
-        networks={name: _called(network, pairs) for name, network in networks.items()},
-        **curves,
+        n_past=opened.n_past,
+        length=opened.length,
+        norms=opened.norms,
+        seed=opened.seed,
+        networks={name: _called(network, pairs) for name, network in (networks or {}).items()},
+        **_means(found),
     )
 
 
-_CURVES = ("psnr", "ssim", "average_psnr", "average_ssim")
+def _means(found: Mapping[str, list[Tensor]]) -> dict[str, Any]:
+    """Of values (N, T) the means over clips; of OpenSTL's over time as well."""
+    mean = {name: torch.cat(parts).mean(0) for name, parts in found.items()}
+    return {
+        name: values.mean().item() if name in OPENSTL else tuple(values.tolist())
+        for name, values in mean.items()
+    }
 
 
 def best_samples(made: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,11 +256,8 @@ def trivial_scores(
     """What predictions that need no model score on the first test clips, for scale."""
     clips = load_clips(config, make_fabric(config).device, data).test
     check_length(clips, length, f"length = {length}")
-    metrics = {"psnr": psnr, "ssim": ssim}
-    metrics |= {"openstl_mse": openstl_mse, "openstl_ssim": openstl_ssim}
-    found: dict[str, dict[str, list[Tensor]]] = {
-        name: {metric: [] for metric in metrics} for name in TRIVIAL
-    }
+    metrics = {"psnr": psnr, "ssim": ssim} | OPENSTL
+    found: dict[str, dict[str, list[Tensor]]] = {name: defaultdict(list) for name in TRIVIAL}
     for indices in torch.arange(min(sequences, len(clips))).split(100):
         truth = clips.frames(indices, length)
         future = truth[:, n_past:]
@@ -277,16 +266,7 @@ def trivial_scores(
             for metric, function in metrics.items():
                 values = by_time(function, made, future)
                 found[name][metric].append(values.double().cpu())
-    mean = {n: {m: torch.cat(parts).mean(0) for m, parts in f.items()} for n, f in found.items()}
-    return {
-        name: TrivialScore(
-            psnr=tuple(values["psnr"].tolist()),
-            ssim=tuple(values["ssim"].tolist()),
-            openstl_mse=values["openstl_mse"].mean().item(),
-            openstl_ssim=values["openstl_ssim"].mean().item(),
-        )
-        for name, values in mean.items()
-    }
+    return {name: TrivialScore(**_means(parts)) for name, parts in found.items()}
 
 
 @contextmanager

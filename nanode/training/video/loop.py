@@ -33,13 +33,9 @@ class VideoProgress:
     curves: list[Point] = field(default_factory=list)
     tests: list[Point] = field(default_factory=list)
 
-    def state(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "VideoProgress":
-        """What ``state`` was taken of."""
+        """What ``asdict`` was taken of."""
         points = {name: [Point(**point) for point in state[name]] for name in ("curves", "tests")}
         return cls(**state | points)
 
@@ -185,7 +181,7 @@ class VideoLoop:
             "config": setup.config.as_dict(),
             "optimizer": setup.optimizer.state_dict()["state"],
             "random": random_state(setup.fabric.device),
-            "progress": self.progress.state(),
+            "progress": asdict(self.progress),
         }
         save_checkpoint(self.folder, self.progress.step, setup.model, {}, state)
 

@@ -1,12 +1,9 @@
-import json
-
 import numpy as np
 import pytest
 
 from nanode.data.video import VideoData
 from nanode.data.video.clips import StoredClips
 from nanode.training.video import AdamConfig, VideoConfig
-from nanode.training.video.loop import VideoLoop
 
 
 def squares(count, length=12, size=16, seed=0):
@@ -65,35 +62,6 @@ def config(clips):
         progress=False,
         optimizer=AdamConfig(lr=5e-3),
     )
-
-
-@pytest.fixture
-def lines():
-    """Reads what a run logged."""
-
-    def read(folder):
-        return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-    return read
-
-
-@pytest.fixture
-def interrupt(monkeypatch):
-    """Have the n-th step from now fail as if the process were stopped."""
-    original = VideoLoop._step
-
-    def after(n):
-        left = [n]
-
-        def step(self):
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            return original(self)
-
-        monkeypatch.setattr(VideoLoop, "_step", step)
-
-    return after
 
 
 @pytest.fixture
