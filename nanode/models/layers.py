@@ -10,12 +10,17 @@ from nanode.fields import BatchNorm
 MakeNorm = Callable[[int], nn.Module]
 
 
+def batch_norm(features: int) -> nn.Module:
+    """Batch norm with statistics per evaluation."""
+    return BatchNorm(features)
+
+
 def group_norm(features: int) -> nn.Module:
     """Group norm, eight features or more to a group."""
     return nn.GroupNorm(max(1, min(32, features // 8)), features)
 
 
-NORMS: dict[str, MakeNorm] = {"batch": BatchNorm, "group": group_norm}
+NORMS: dict[str, MakeNorm] = {"batch": batch_norm, "group": group_norm}
 
 
 def bottleneck(width: int, hidden: int, norm: MakeNorm) -> nn.Sequential:
