@@ -1,6 +1,7 @@
 """The list of commands, and how what goes wrong is shown."""
 
 import errno
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -79,6 +80,9 @@ def run(tokens: Sequence[str]) -> int:
     0, or 1 for what failed, 2 for options that don't exist or lack a value, 130 for Ctrl-C and
     SIGTERM.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what an encoding lacks is no reason to stop
+            stream.reconfigure(errors="replace")
     try:
         with raised():
             _import(tokens)

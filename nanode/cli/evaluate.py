@@ -87,7 +87,7 @@ def _image(run: Path, split: str, device: str | None, data_root: str | None) -> 
 
 def _show(there: int, count: int) -> None:
     """How far it is, on a terminal: as many samples as others publish take long."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         end = "\n" if there == count else ""
         print(f"\r{there} of {count} clips", end=end, file=sys.stderr, flush=True)
 

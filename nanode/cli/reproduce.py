@@ -62,7 +62,7 @@ def command(
     experiment = EXPERIMENTS[name]
     options = Options(tuple(data), seeds, budget, data_root, measure=not report_only)
     out = root / "report" if out is None else out
-    for folder in (root, out):
+    for folder in (out,) if report_only else (root, out):
         check_writable(folder)
     broken: Exception | None = None
     with asked_to_stop() as asked:

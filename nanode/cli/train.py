@@ -1,12 +1,13 @@
 """``nanode train``: one command for each kind of data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
 from nanode.cli.settings import settings_over_a_base
+from nanode.data import data_root
 from nanode.interrupts import GOES_ON, asked_to_stop
 from nanode.training import TrainConfig, train
 from nanode.training.setup import make_model
@@ -14,6 +15,7 @@ from nanode.training.video import VideoConfig, train_video
 from nanode.training.video.setup import make_model as make_video_model
 
 command = App(name="train")
+C = TypeVar("C", TrainConfig, VideoConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ def image(
     # A name it can't make shows before data are fetched.
     make_model(settings, channels=3, classes=10)
     with asked_to_stop() as asked:
-        record = train(settings, run.out, run.resume, asked)
+        record = train(_placed(settings), run.out, run.resume, asked)
     if record.metrics is None:
         raise KeyboardInterrupt(GOES_ON)
     for split in ("validation", "test"):
@@ -76,7 +78,7 @@ def video(
     # A name it can't make shows before data are fetched.
     make_video_model(settings, channels=1, size=64)
     with asked_to_stop() as asked:
-        record = train_video(settings, run.out, run.resume, asked)
+        record = train_video(_placed(settings), run.out, run.resume, asked)
     if record.metrics is None:
         raise KeyboardInterrupt(GOES_ON)
     best, test = record.metrics.best_train, record.metrics.test
@@ -85,3 +87,10 @@ def video(
         f"test   loss {test.loss_sum:.5f}  squared error {test.mse:.5f}  divergence {test.kld:.4f}"
     )
     print(f"{record.times.total:.1f} s; the record is {run.out / 'run.json'}")
+
+
+def _placed(settings: C) -> C:
+    """With a data root that is the same one from any folder, for whoever evaluates the run."""
+    if settings.data_root is None:
+        return settings
+    return replace(settings, data_root=str(data_root(settings.data_root).absolute()))

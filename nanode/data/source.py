@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 def show_progress(file: str, there: int, size: int) -> None:
     """How far a download is, on a terminal."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         end = "\n" if there == size else ""
         print(f"\r{file}  {there / size:4.0%} of {size / 1e6:,.1f} MB", end=end, file=sys.stderr)
 

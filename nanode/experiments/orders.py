@@ -126,6 +126,8 @@ class OrderTest:
         bases = ("t-nanode-10", "b-nanode-10", *LINES)
         undecided = any(choice(model, options, root) is None for model in bases)
         still = standing(self.plan(options, root), root, options, undecided)
+        if undecided:
+            still += " `nanode reproduce table1` with the same root makes them."
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(

@@ -17,7 +17,9 @@ def batch_norm(features: int) -> nn.Module:
 
 def group_norm(features: int) -> nn.Module:
     """Group norm, eight features or more to a group."""
-    return nn.GroupNorm(max(1, min(32, features // 8)), features)
+    most = max(1, min(32, features // 8))
+    groups = next(count for count in range(most, 0, -1) if features % count == 0)
+    return nn.GroupNorm(groups, features)
 
 
 NORMS: dict[str, MakeNorm] = {"batch": batch_norm, "group": group_norm}

@@ -7,6 +7,7 @@ A run folder keeps the last checkpoint, the best weights on validation and the f
     best.safetensors, final.safetensors             what is evaluated: averaged weights and buffers
 """
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +19,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from nanode.training.config import Settings, differences
-from nanode.training.files import write_atomically
+from nanode.training.documents import parse_document
+from nanode.training.files import remove_halves, write_atomically
 from nanode.training.records import Record
 
 R = TypeVar("R", bound=Record)
@@ -72,12 +74,16 @@ def save_checkpoint(
         def write(half: Path) -> None:
             half.mkdir()
             save_weights(half / "weights.safetensors", named)
-            torch.save(state, half / "state.pt")
+            # By way of memory: of a full disk torch.save says nothing that could be understood.
+            plain = io.BytesIO()
+            torch.save(state, plain)
+            (half / "state.pt").write_bytes(plain.getvalue())
 
         write_atomically(target, write)
-    for other in target.parent.iterdir():
+    for other in target.parent.glob("step-*"):
         if other != target:
             shutil.rmtree(other, ignore_errors=True)
+    remove_halves(target.parent)
     return target
 
 
@@ -93,12 +99,13 @@ def load_checkpoint(
     """Put a checkpoint's weights into the model; returns the average and the rest of the state."""
     try:
         state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+        stored = state["config"]
         named = load_file(checkpoint / "weights.safetensors")
     except Exception as why:
         raise ValueError(
             f"the checkpoint {checkpoint} can't be read ({why}); delete it to start over"
         ) from why
-    check_same(state["config"], config, str(checkpoint))
+    check_same(stored, config, str(checkpoint))
     average = {
         name.removeprefix(_AVERAGE): named.pop(name)
         for name in list(named)
@@ -124,6 +131,7 @@ def earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) 
     """The record of a run that a folder already holds, if it may be resumed with ``config``."""
     path = folder / "run.json"
     if not path.exists():
+        _check_free(folder, config)
         return None
     if not resume:
         raise ValueError(
@@ -133,3 +141,22 @@ def earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) 
     record = kind.load(path)
     check_same(record.config.as_dict(), config, str(folder))
     return record
+
+
+def _check_free(folder: Path, config: Settings) -> None:
+    """Refuse a folder without a record that holds what a run would write over, or go on from."""
+    if last_checkpoint(folder) is not None:
+        raise ValueError(
+            f"{folder} holds checkpoints but no run.json, without which nothing can go on from "
+            "them; remove the folder checkpoints, or name another run folder"
+        )
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    try:
+        other = parse_document(type(config), path.read_text(encoding="utf-8"), str(path))
+        same = not differences(other.as_dict(), config.as_dict())
+    except ValueError:
+        same = False
+    if not same:
+        raise ValueError(f"{path} is not this run's; move it away, or name another run folder")

@@ -145,7 +145,7 @@ class ScheduleConfig:
     start: float = 0.04
     """The rate of the first step, if there is a warm-up, as a share of the highest."""
     end: float = 1e-4
-    """The rate of the last step, likewise."""
+    """The rate at the end, likewise: the last step's (one-cycle), or the next one's (cosine)."""
 
     def __post_init__(self) -> None:
         check_choice("schedule.name", self.name, SCHEDULES)

@@ -46,7 +46,7 @@ def parse_document(kind: type[T], text: str, where: str) -> T:
     """
     try:
         document = yaml.load(text, _Loader)
-    except yaml.YAMLError as why:
+    except (yaml.YAMLError, ValueError) as why:  # ValueError: of a date that doesn't exist, say
         raise ValueError(f"{where} is no YAML: {why}") from why
     return from_mapping(kind, document, where)
 

@@ -24,12 +24,12 @@ class Journal:
         self._shown = 0.0
         kept = []
         if step and self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
+            for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue  # cut off in the middle
-                if entry["step"] <= step:
+                    early = json.loads(line)["step"] <= step
+                except (ValueError, TypeError, KeyError):
+                    continue  # cut off in the middle, or damaged
+                if early:
                     kept.append(line + "\n")
         write_text(self._path, "".join(kept))
         self._file = self._path.open("a", encoding="utf-8")
@@ -48,7 +48,7 @@ class Journal:
 
     def show(self, text: str, *, done: bool = False) -> None:
         """Replace the progress line, on a terminal a few times a second; ``done`` ends it."""
-        if not self._progress:
+        if not self._progress or sys.stderr is None:  # as where it was closed
             return
         terminal = sys.stderr.isatty()
         if done or (terminal and time.monotonic() - self._shown > 0.2):
@@ -79,4 +79,4 @@ def check_tensorboard() -> None:
 def _board(folder: Path, step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)

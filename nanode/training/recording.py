@@ -46,9 +46,9 @@ def run_once(
     A finished run is not repeated, and one that failed is refused; the caller's random state is
     left alone.
     """
-    check_writable(folder)
     if (over := _over(earlier_record(kind, config, folder, resume), folder)) is not None:
         return over  # though another process may be measuring it
+    check_writable(folder)
     with locked(folder):
         earlier = earlier_record(kind, config, folder, resume)
         if (over := _over(earlier, folder)) is not None:
@@ -162,7 +162,8 @@ def carry_out(
     config = record.config
     folder.mkdir(parents=True, exist_ok=True)
     remove_halves(folder)
-    save_config(config, folder / "config.yaml")
+    if not (folder / "config.yaml").exists():  # one that was there may have comments
+        save_config(config, folder / "config.yaml")
     shown = {"tensorboard": config.tensorboard, "progress": config.progress}
     with named(folder), Journal(folder, step, **shown) as journal:
         loop = make_loop(journal)

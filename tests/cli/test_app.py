@@ -1,6 +1,7 @@
 """The command itself: help, names, errors."""
 
 import importlib
+import io
 import os
 import re
 import subprocess
@@ -156,3 +157,11 @@ def test_without_cyclopts(nanode, monkeypatch):
         "",
         "nanode: the command line needs cyclopts: pip install nanode[cli]\n",
     )
+
+
+def test_what_an_encoding_lacks_is_replaced(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main(["reproduce"]) == 0
+    sys.stdout.flush()
+    assert b"Table 2: ?ELBO" in raw.getvalue()

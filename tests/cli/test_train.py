@@ -75,6 +75,13 @@ def test_a_full_disk_is_named(nanode, quick, run_folder, monkeypatch):
     assert nanode("train", "image", "--config", quick, "--out", run_folder).status == 0
 
 
+def test_a_data_root_is_the_same_from_any_folder(nanode, quick, run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ("--config", quick, "--data-root", "sets", "--out", run_folder)
+    assert nanode("train", "image", *given).status == 0
+    assert RunRecord.load(run_folder / "run.json").config.data_root == str(tmp_path / "sets")
+
+
 def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path, monkeypatch):
     asked = []
 

@@ -136,6 +136,12 @@ def test_norms_over_the_batch_take_appended_time_off_again():
     assert min(moved[3]) > 1e-4
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_group_norms_divide_any_width(preset):
+    """With a sixteenth more channels, 17 say, too."""
+    create("anode", preset=preset, norm="group")
+
+
 def test_constant_norms_stay_out_of_the_trajectory():
     model = create("b-nanode-3", preset="tiny", moving_norms=False)
     (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
@@ -187,7 +193,8 @@ def test_steps_count_evaluations(solver):
         ({"name": "auto", "solver": "eulr"}, "Did you mean 'euler'"),
         ({"name": "auto", "gradient": "adjoint"}, "must be one of backprop, checkpointed"),
         ({"name": "auto", "steps": 0}, "at least 1"),
-        ({"name": "auto", "steps": 7, "solver": "rk4"}, "multiple of 4"),
+        ({"name": "auto", "steps": 7, "solver": "rk4"}, "multiple of 4, got 7$"),
+        ({"name": "auto", "solver": "rk4"}, "multiple of 4, got 10, which is the preset's own"),
         ({"name": "auto", "classes": 1}, "at least 2"),
         ({"name": "uncon-resnet", "moving_norms": False}, "norms of their own"),
     ],

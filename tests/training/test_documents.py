@@ -33,6 +33,7 @@ def parsed(text):
         ("options: [1]", r"options must be a mapping, got \[1\]"),
         ("epochs: 1\nepochs: 2", "my.yaml is no YAML: the key 'epochs' is given twice"),
         ("epochs: [", "my.yaml is no YAML"),
+        ("seed: 2023-02-30", "my.yaml is no YAML: day is out of range"),
         ("options: !!python/object:os.system {}", "my.yaml is no YAML"),
     ],
 )

@@ -21,6 +21,28 @@ def test_opened_at_a_step_it_forgets_what_came_after(tmp_path, lines):
     ]
 
 
+def test_a_damaged_log_is_gone_on_with(tmp_path, lines):
+    (tmp_path / "log.jsonl").write_bytes(b'{"step": 1}\n5\n\xff\n{"loss": 1.0}\n')
+    with Journal(tmp_path, 2, tensorboard=False, progress=False):
+        pass
+    assert lines(tmp_path) == [{"step": 1}]
+
+
+def test_a_closed_stderr_is_no_reason_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    with Journal(tmp_path, 0, tensorboard=False, progress=True) as journal:
+        journal.show("step 1", done=True)
+
+
+def test_what_starts_over_is_shown_once(tmp_path):
+    for _ in range(2):  # interrupted before its first checkpoint, and begun again
+        with Journal(tmp_path, 0, tensorboard=True, progress=False) as journal:
+            for step in (1, 2):
+                journal.write(step, loss=0.5)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [e.step for e in events.Scalars("loss")] == [1, 2]
+
+
 def test_a_new_run_starts_a_new_log(tmp_path, lines):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
     with Journal(tmp_path, 0, tensorboard=False, progress=False):

@@ -1,6 +1,8 @@
 """Interrupted runs go on as if nothing had happened."""
 
+import errno
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from nanode.training import (
     OptimizerConfig,
     RunRecord,
     loop,
+    save_config,
     train,
 )
 
@@ -120,3 +123,73 @@ def test_what_was_being_written_when_a_process_was_killed_is_removed(
     interrupt(100)
     train(config, folder)
     assert not list(folder.rglob(".*"))
+
+
+# ---- what else a folder may hold
+
+
+def test_what_is_not_a_checkpoint_stays(tmp_path, config, perceptron):
+    other = tmp_path / "checkpoints" / "mine" / "weights.pt"
+    other.parent.mkdir(parents=True)
+    other.write_text("mine")
+    train(replace(config, options={}, epochs=1), tmp_path)
+    assert other.read_text() == "mine"
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
+
+
+def test_checkpoints_without_a_record_are_refused(tmp_path, config, perceptron, interrupt):
+    """They would stand in the way of the new run's, or be taken for them."""
+    config = replace(config, options={}, checkpoint_every=3)
+    interrupt(5)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path)
+    (tmp_path / "run.json").unlink()
+    interrupt(100)
+    with pytest.raises(ValueError, match=r"holds checkpoints but no run\.json"):
+        train(replace(config, seed=1), tmp_path)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_configuration_that_was_there_is_kept_or_refused(tmp_path, config, perceptron):
+    config, path = replace(config, options={}, epochs=1), tmp_path / "config.yaml"
+    save_config(config, path)
+    text = "# mine\n" + path.read_text()
+    path.write_text(text)
+    for other in (replace(config, seed=1), replace(config, epochs=3)):
+        with pytest.raises(ValueError, match="is not this run's"):
+            train(other, tmp_path)
+    assert train(config, tmp_path).status == "finished"
+    assert path.read_text() == text
+    path = tmp_path / "other" / "config.yaml"
+    path.parent.mkdir()
+    path.write_text("name: somebody's\n")
+    with pytest.raises(ValueError, match="is not this run's"):
+        train(config, path.parent)
+
+
+def test_a_full_disk_is_named_as_one(tmp_path, config, perceptron, monkeypatch):
+    """Also where the larger half of a checkpoint still found room."""
+    write = Path.write_bytes
+
+    def full(path, data):
+        if path.name == "state.pt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*step-00000010"):
+        train(replace(config, options={}), tmp_path)
+
+
+def test_a_finished_run_is_read_where_nothing_can_be_written(
+    tmp_path, config, perceptron, monkeypatch
+):
+    def refuse(folder):
+        raise ValueError("no permission")
+
+    config = replace(config, options={}, epochs=1)
+    record = train(config, tmp_path)
+    monkeypatch.setattr("nanode.training.recording.check_writable", refuse)
+    assert train(config, tmp_path).metrics == record.metrics
+    with pytest.raises(ValueError, match="no permission"):
+        train(config, tmp_path / "new")
