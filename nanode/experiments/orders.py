@@ -4,10 +4,10 @@
     figure-order-test/<data>/shared/<model>/seed<n>   K = 10: test accuracy by the shared recipe
     figure-order-test/<data>/own/<model>/seed<n>      at the rate and scale that suit order 10
 
-The second figure takes what Table 1 has already: order 10 and the residual networks.
+The second figure takes from Table 1 order 10 and the residual networks, with their candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from nanode.experiments.plan import (
     read_recipe,
     standing,
 )
-from nanode.experiments.table1 import choice, main_columns, own, shared
+from nanode.experiments.table1 import candidates, choice, main_columns, own, shared
 from nanode.reports.claims import WORDS, Claim, judge
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
@@ -36,6 +36,8 @@ TEST_ORDERS = tuple(range(4, 11))
 #: With the short budget, of the panel at own rates.
 FEW_ORDERS = (4, 6, 8, 10)
 LINES = ("con-resnet", "uncon-resnet")
+#: The rows of Table 1 whose learning rates and scales the second figure takes.
+BASES = ("t-nanode-10", "b-nanode-10", *LINES)
 #: Of the first figure: with d waves, of one size, a step of the optimizer moves W(t) up to d + 1
 #: times as far as a step of constant weights, so that the order acts as a learning rate, too. At
 #: this rate it matters less than at the shared one, which is tried for the ends of the range.
@@ -93,14 +95,12 @@ class OrderTest:
     summary = "test accuracy against the order of the basis, K = 10: waves against buckets"
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
-        """By the shared recipe; then at the rates and scales that Table 1 has chosen."""
-        runs = [
-            order_test(model, options, column, root, seed)
-            for seed in range(options.seeds if options.budget == "full" else 1)
-            for column in COLUMNS
-            for model in models_of(column, options)
-        ]
-        return list({run.name: run for run in runs if run is not None}.values())
+        """By the shared recipe; Table 1's candidates; then at the rates and scales they decide."""
+        seeds = range(options.seeds if options.budget == "full" else 1)
+        runs = [*_column("shared", seeds, options, root)]
+        runs += [run for base in BASES for run, _ in candidates(base, options, root)]
+        runs += _column("own", seeds, options, root)
+        return list({run.name: run for run in runs}.values())
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, with its numbers in a table."""
@@ -123,11 +123,8 @@ class OrderTest:
             f"makes up for at order 10 only. {WORDS} s is "
             "that of Table 1's column, or of its first where a column has single seeds only."
         )
-        bases = ("t-nanode-10", "b-nanode-10", *LINES)
-        undecided = any(choice(model, options, root) is None for model in bases)
+        undecided = any(choice(base, options, root) is None for base in BASES)
         still = standing(self.plan(options, root), root, options, undecided)
-        if undecided:
-            still += " `nanode reproduce table1` with the same root makes them."
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(
@@ -180,6 +177,16 @@ def models_of(column: str, options: Options) -> list[str]:
     """All that a panel shows."""
     orders = orders_of(column, options)
     return [*(f"{kind}-nanode-{n}" for n in orders for kind in "tb"), *LINES]
+
+
+def _column(
+    column: str, seeds: Iterable[int], options: Options, root: Path | None
+) -> Iterator[Planned]:
+    """The runs of a panel of the second figure that can be planned by now."""
+    for seed in seeds:
+        for model in models_of(column, options):
+            if (run := order_test(model, options, column, root, seed)) is not None:
+                yield run
 
 
 def order_test(

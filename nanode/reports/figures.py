@@ -34,7 +34,7 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
     """Draw panels into a PNG file, so many side by side."""
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = new_figure(5.5 * columns, 3.8 * rows)
+    figure = new_figure(5.5 * columns, 4.2 * rows)
     for n, panel in enumerate(panels):
         _fill(figure.add_subplot(rows, columns, n + 1), panel)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +70,10 @@ def _fill(axis: Any, panel: Panel) -> None:
     axis.set_xlabel(panel.x)
     axis.set_ylabel(panel.y)
     if axis.get_legend_handles_labels()[1]:
-        axis.legend(fontsize=8)
+        # Below the axis: matplotlib's own place for it may cover error bars.
+        axis.legend(
+            fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False
+        )
     else:
+        axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "no run is over yet", ha="center", transform=axis.transAxes)
