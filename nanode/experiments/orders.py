@@ -2,7 +2,7 @@
 
     figure-order-train/<data>/lr<x>/<model>/seed0     K = 100: how well the training set is fitted
     figure-order-test/<data>/shared/<model>/seed<n>   K = 10: test accuracy by the shared recipe
-    figure-order-test/<data>/own/<model>/seed<n>      at the rate and scale that suit order 10
+    figure-order-test/<data>/own/<model>/<candidate>/seed<n>   at the rate and scale of order 10
 
 The second figure takes from Table 1 order 10 and the residual networks, with their candidates.
 """
@@ -198,10 +198,10 @@ def order_test(
     theirs = own(base, options.main, options, root, seed) if column == "own" else ours
     if theirs is None or model == base:
         return theirs
-    if theirs == ours:
-        column = "shared"  # whose runs serve as well
+    # Where the shared recipe is the choice, the runs of the first column serve as well.
+    folder = f"shared/{model}" if theirs == ours else f"own/{model}/{choice(base, options, root)}"
     config = changed(theirs.config, {"model": model, "profile": False})
-    return Planned(f"figure-order-test/{options.main}/{column}/{model}/seed{seed}", config)
+    return Planned(f"figure-order-test/{options.main}/{folder}/seed{seed}", config)
 
 
 # ---- the reports

@@ -3,11 +3,12 @@
     table1/<data>/shared/<model>/seed<n>   one recipe for all
     table1/<data>/select/<model>/lr<x>     candidates, compared on held-out images, never tested
     table1/<data>/select/<model>/lr<x>-scale<s>
-    table1/<data>/own/<model>/seed<n>      the chosen one, unless that is the shared recipe
-    table1/<data>/constant-memory/<model>/seed<n>   the same by an invertible solver
-    table1/<data>/long/<model>/seed<n>     the chosen one for 45 epochs, on all training images
+    table1/<data>/own/<model>/<candidate>/seed<n>    the chosen one, unless it is the shared recipe
+    table1/<data>/constant-memory/<model>/<candidate>/seed<n>   the same by an invertible solver
+    table1/<data>/long/<model>/<candidate>/seed<n>   the same for 45 epochs, on all training images
 
-Choices are made on CIFAR-10 and used on CIFAR-100 too.
+Choices are made on CIFAR-10 and used on CIFAR-100 too. The folders of what follows from them name
+the candidate: where another one is chosen later, it doesn't meet the runs of the first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -184,7 +185,12 @@ def own(
     if is_shared(chosen, options):
         return shared(model, data, options, seed)
     config = _config("table1", model, data, options, chosen.changes() | {"seed": seed})
-    return Planned(f"table1/{data}/own/{model}/seed{seed}", config)
+    return Planned(f"{_folder('own', model, data, chosen)}/seed{seed}", config)
+
+
+def _folder(stage: str, model: str, data: str, chosen: Candidate) -> str:
+    """Where the runs of a chosen candidate are, a folder a seed."""
+    return f"table1/{data}/{stage}/{model}/{chosen}"
 
 
 def _own(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
@@ -214,7 +220,8 @@ def _inverted(options: Options, root: Path | None) -> Iterator[Planned]:
     if options.tiny:
         changes["options.steps"] = 4  # of two evaluations each
     config = _config("table1", INVERTED, options.main, options, changes)
-    yield Planned(f"table1/{options.main}/constant-memory/{INVERTED}/seed0", config)
+    folder = _folder("constant-memory", INVERTED, options.main, chosen)
+    yield Planned(f"{folder}/seed0", config)
 
 
 # ---- longer runs
@@ -229,7 +236,7 @@ def _long(model: str, options: Options, root: Path | None) -> Iterator[Planned]:
         profile = _profiled(model, data, options)
         changes = chosen.changes() | {"validation": 0, "profile": profile}
         config = _config("table1-long", model, data, options, changes)
-        yield Planned(f"table1/{data}/long/{model}/seed0", config)
+        yield Planned(f"{_folder('long', model, data, chosen)}/seed0", config)
 
 
 # ---- the report
@@ -274,15 +281,21 @@ def _own_column(root: Path, options: Options) -> Column:
 def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
     if _left_to_longer(model, options):
         return Cell(note="left to the longer run")
-    chosen = choice(model, options, root)
+    return _chosen_cell("own", model, data, options, root)
+
+
+def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path) -> Cell:
+    """The runs of a row's choice; while that is open, of the best of the candidates so far."""
+    chosen, note = choice(model, options, root), ""
+    if chosen is None and _choice_made(model, options, root) is not None:
+        tried = candidates(model, options, root)
+        over = [(run, candidate) for run, candidate in tried if find_record(root, run.name)]
+        chosen, note = best(over, root), "choice still open"
     if chosen is None:
-        begun = _choice_made(model, options, root) is not None
-        # What was the best of fewer candidates is shown as that.
-        note = "choice still open" if begun else ""
-        return Cell.seeds(root, f"table1/{data}/own/{model}", note)
-    stage = "shared" if is_shared(chosen, options) else "own"
-    note = "as shared" if stage == "shared" else ""
-    return Cell.seeds(root, f"table1/{data}/{stage}/{model}", note)
+        return Cell(note=note)
+    if stage == "own" and is_shared(chosen, options):
+        return Cell.seeds(root, f"table1/{data}/shared/{model}", note or "as shared")
+    return Cell.seeds(root, _folder(stage, model, data, chosen), note)
 
 
 def _inverted_column(root: Path, options: Options) -> Column:
@@ -290,7 +303,7 @@ def _inverted_column(root: Path, options: Options) -> Column:
         "the same learning rate and scale, solved by Coupled(Euler) in as many evaluations, whose "
         "steps are undone in the backward pass (Reversal): exact gradients, one state held"
     )
-    cell = Cell.seeds(root, f"table1/{options.main}/constant-memory/{INVERTED}")
+    cell = _chosen_cell("constant-memory", INVERTED, options.main, options, root)
     return Column("constant memory", about, {options.main: {INVERTED: cell}})
 
 
@@ -300,7 +313,7 @@ def _long_column(root: Path, options: Options) -> Column:
         "training images, those that served the choice included"
     )
     cells = {
-        data: {model: Cell.seeds(root, f"table1/{data}/long/{model}") for model in LONG}
+        data: {model: _chosen_cell("long", model, data, options, root) for model in LONG}
         for data in options.sets
     }
     return Column("longer run", about, cells)

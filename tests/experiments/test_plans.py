@@ -70,13 +70,13 @@ def test_other_orders_take_what_was_chosen_for_order_10(tmp_path, write):
                 write(run, validation=0.8 - loss / 10)
     plan = EXPERIMENTS["figure-order-test"].plan(options, tmp_path)
     found = {run.name.removeprefix("figure-order-test/cifar10/own/"): run.config for run in plan}
-    assert {found[f"t-nanode-{n}/seed0"].optimizer.lr for n in (4, 6, 8)} == {1.0}
+    assert {found[f"t-nanode-{n}/lr1/seed0"].optimizer.lr for n in (4, 6, 8)} == {1.0}
     # The shared recipe is B's own best, and isn't trained twice.
     assert not any(name.startswith("b-nanode") for name in found)
     # What Table 1 has already is taken from there, if it is chosen yet.
     assert {name for name in found if "/own/" in name} == {
-        "table1/cifar10/own/t-nanode-10/seed0",
-        "table1/cifar10/own/uncon-resnet/seed0",
+        "table1/cifar10/own/t-nanode-10/lr1/seed0",
+        "table1/cifar10/own/uncon-resnet/lr0.4/seed0",
     }
     tried = [run for run in plan if "/select/" in run.name]
     assert len(tried) == 3 * (3 + 2) + 3  # con-resnet's choice is still open

@@ -90,7 +90,7 @@ def test_validation_chooses(options, tmp_path, write):
     assert choice("auto", options, tmp_path) == Candidate(lr=0.4)
     own = [run for run in TABLE1.plan(options, tmp_path) if "/own/auto/" in run.name]
     assert [run.name for run in own] == [
-        f"table1/{data}/own/auto/seed{seed}" for seed in (0, 1) for data in options.sets
+        f"table1/{data}/own/auto/lr0.4/seed{seed}" for seed in (0, 1) for data in options.sets
     ]
     assert {(run.config.optimizer.lr, run.config.test) for run in own} == {(0.4, True)}
     assert all("scale" not in run.config.options for run in own)
@@ -108,6 +108,32 @@ def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
         assert (run.config.optimizer.lr, run.config.options["scale"]) == (1.0, 3.0)
     assert {run.config.epochs for run in long} == {45}
     assert {run.config.validation for run in long} == {0}  # nothing is left to choose
+
+
+def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, write):
+    """While a choice is open, the best candidate so far is shown, and said to be."""
+
+    def row():
+        (page,) = TABLE1.report(tmp_path, tmp_path, options)
+        return next(line for line in page.read_text().splitlines() if line.startswith("| t-nan"))
+
+    first = Candidate(lr=1.0, scale=3.0)
+    accuracies = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
+    decide(options, tmp_path, write, "t-nanode-10", accuracies, other=0.75)
+    for run in TABLE1.plan(options, tmp_path):
+        if f"/{first}/" in run.name:
+            write(run, test=0.8125)
+    assert row().count("81.25 ") == 3  # own best, constant memory, longer run
+    *_, (last, wider) = candidates("t-nanode-10", options, tmp_path)
+    (tmp_path / last.name / "run.json").unlink()
+    assert row().count("81.25 (seed 0); choice still open") == 2
+    assert row().count("81.25 ± 0.00 (seeds 0, 1); choice still open") == 1
+    write(last, validation=0.9)
+    assert choice("t-nanode-10", options, tmp_path) == wider == Candidate(lr=1.0, scale=10.0)
+    assert "81.25" not in row()
+    plan = {run.name for run in TABLE1.plan(options, tmp_path)}
+    assert f"table1/cifar10/own/t-nanode-10/{wider}/seed0" in plan
+    assert not any(f"/{first}/" in name for name in plan)
 
 
 def test_the_shared_recipe_is_not_repeated_where_it_is_best(options, tmp_path, write):
@@ -181,9 +207,9 @@ def test_what_is_undecided_is_said(options, tmp_path, write):
     assert "choices that are still open" in page("full")  # others are tuned, too
     assert "The tiny variant" in page("tiny")
     names = {run.name for run in TABLE1.plan(replace(options, budget="short"), tmp_path)}
-    assert "table1/cifar100/long/t-nanode-10/seed0" in names
+    assert "table1/cifar100/long/t-nanode-10/lr0.4/seed0" in names
     # The deep row's longer run stands for its own best, too.
-    assert "table1/cifar100/long/b-nanode-100/seed0" in names
+    assert "table1/cifar100/long/b-nanode-100/lr0.4/seed0" in names
     assert not any("own/b-nanode-100" in name for name in names)
     write(next(run for run in TABLE1.plan(options, tmp_path) if "cifar10/own/auto" in run.name))
     assert "| b-nanode-100 | 93.22 | – | left to the longer run |" in page("short")
