@@ -1,13 +1,38 @@
 """``nanode evaluate``: a trained model's numbers once more, from its stored weights."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from nanode.training import RunRecord, evaluate
 from nanode.training.files import check_writable, write_json
 from nanode.training.video import evaluate_video, is_video_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clips:
+    """What ``evaluate_video`` alone takes; where None, its own default holds."""
+
+    sequences: int | None = None
+    """Video: how many clips; 256 by default."""
+    samples: int | None = None
+    """Video: how many predictions of each clip; 100 by default."""
+    n_past: int | None = None
+    """Video: frames that are given; by default as in training."""
+    length: int | None = None
+    """Video: frames of a clip; by default the run's n_eval."""
+    data: str | None = None
+    """Video: another data set than the run's."""
+    seed: int | None = None
+    """Video: of the samples; 0 by default."""
+    norms: Literal["stored", "batch"] | None = None
+    """Video: stored norm statistics, or those of each batch, as the original SVG generates."""
+
+
+DEFAULT = Clips()
 
 
 def command(
@@ -17,13 +42,7 @@ def command(
     split: Literal["test", "validation", "train"] = "test",
     device: Literal["auto", "cpu", "cuda"] | None = None,
     data_root: str | None = None,
-    sequences: int | None = None,
-    samples: int | None = None,
-    n_past: int | None = None,
-    length: int | None = None,
-    data: str | None = None,
-    seed: int | None = None,
-    norms: Literal["stored", "batch"] | None = None,
+    clips: Annotated[Clips, Parameter(name="*")] = DEFAULT,
     out: Path | None = None,
 ) -> None:
     """Measure the final weights of a finished run, with their stored norm statistics.
@@ -41,33 +60,10 @@ def command(
         Where to compute; by default as in training.
     data_root
         The folder of the data sets; by default as in training.
-    sequences
-        Video: how many clips; 256 by default.
-    samples
-        Video: how many predictions of each clip; 100 by default.
-    n_past
-        Video: frames that are given; by default as in training.
-    length
-        Video: frames of a clip; by default the run's n_eval.
-    data
-        Video: another data set than the run's.
-    seed
-        Video: of the samples; 0 by default.
-    norms
-        Video: stored norm statistics, or those of each batch, as the original SVG generates.
     out
         Video: a JSON file for all numbers.
     """
-    options: dict[str, Any] = {
-        "sequences": sequences,
-        "samples": samples,
-        "n_past": n_past,
-        "length": length,
-        "data": data,
-        "seed": seed,
-        "norms": norms,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in asdict(clips).items() if value is not None}
     if is_video_run(run):
         _video(run, out, split=split, device=device, data_root=data_root, **given)
         return

@@ -1,10 +1,48 @@
 """``nanode generate``: a moving picture of what a trained video model predicts."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from nanode.training.files import check_writable
 from nanode.training.video import generate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Film:
+    """What ``generate`` takes beside the run and the file."""
+
+    sequences: int = 5
+    """How many clips, one below the other."""
+    samples: int = 20
+    """How many predictions of each clip the best is chosen from, by mean SSIM."""
+    shown: int = 3
+    """How many other samples are shown, if there are so many."""
+    n_past: int | None = None
+    """Frames that are given; by default as in training."""
+    length: int | None = None
+    """Frames of a clip; by default the run's n_eval."""
+    data: str | None = None
+    """Another data set than the run's."""
+    split: Literal["test", "train"] = "test"
+    """Which clips."""
+    seed: int = 0
+    """Of the samples."""
+    norms: Literal["stored", "batch"] = "stored"
+    """Stored norm statistics, or those of each batch, as the original SVG generates."""
+    scale: int = 2
+    """How many times larger than its pixels a frame is shown."""
+    fps: int = 8
+    """Frames a second."""
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    """Where to compute; by default as in training."""
+    data_root: str | None = None
+    """The folder of the data sets; by default as in training."""
+
+
+DEFAULT = Film()
 
 
 def command(
@@ -12,19 +50,7 @@ def command(
     /,
     *,
     out: Path | None = None,
-    sequences: int = 5,
-    samples: int = 20,
-    shown: int = 3,
-    n_past: int | None = None,
-    length: int | None = None,
-    data: str | None = None,
-    split: Literal["test", "train"] = "test",
-    seed: int = 0,
-    norms: Literal["stored", "batch"] = "stored",
-    scale: int = 2,
-    fps: int = 8,
-    device: Literal["auto", "cpu", "cuda"] | None = None,
-    data_root: str | None = None,
+    film: Annotated[Film, Parameter(name="*")] = DEFAULT,
 ) -> None:
     """Show truth, posterior mean, best sample and other samples side by side.
 
@@ -37,50 +63,7 @@ def command(
         The folder of a finished video run.
     out
         The film, a .gif or .mp4; by default generated.gif in the folder of the run.
-    sequences
-        How many clips, one below the other.
-    samples
-        How many predictions of each clip the best is chosen from, by mean SSIM.
-    shown
-        How many other samples are shown, if there are so many.
-    n_past
-        Frames that are given; by default as in training.
-    length
-        Frames of a clip; by default the run's n_eval.
-    data
-        Another data set than the run's.
-    split
-        Which clips.
-    seed
-        Of the samples.
-    norms
-        Stored norm statistics, or those of each batch, as the original SVG generates.
-    scale
-        How many times larger than its pixels a frame is shown.
-    fps
-        Frames a second.
-    device
-        Where to compute; by default as in training.
-    data_root
-        The folder of the data sets; by default as in training.
     """
-    film = run / "generated.gif" if out is None else out
-    check_writable(film.parent)
-    path = generate(
-        run,
-        film,
-        sequences=sequences,
-        samples=samples,
-        shown=shown,
-        n_past=n_past,
-        length=length,
-        data=data,
-        split=split,
-        seed=seed,
-        norms=norms,
-        scale=scale,
-        fps=fps,
-        device=device,
-        data_root=data_root,
-    )
-    print(path)
+    path = run / "generated.gif" if out is None else out
+    check_writable(path.parent)
+    print(generate(run, path, **asdict(film)))
