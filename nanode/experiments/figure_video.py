@@ -13,10 +13,10 @@ from nanode.experiments.video import (
     Runs,
     VideoRun,
     filmed,
-    finished,
     place_of,
     planned,
     run_in,
+    runs_in,
     trivial,
 )
 from nanode.reports.figures import Panel, draw
@@ -54,7 +54,7 @@ class FigureVideo:
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The figure, a film of each model, and a page with all of them."""
         place = place_of(STOCHASTIC, options)
-        runs, least = finished(root, place), trivial(root, place, options)
+        runs, least = runs_in(root, place), trivial(root, place, options)
         figure = draw(out / f"{FIGURE}.png", _panels(runs, least))
         films = {
             m: film for m, found in runs.items() if found and (film := _film(found[0], out, m))

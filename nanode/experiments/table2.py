@@ -13,11 +13,10 @@ from nanode.experiments.video import (
     Early,
     Runs,
     VideoRun,
-    diverged,
-    finished,
     has_bair,
     place_of,
     planned,
+    runs_in,
     trivial,
 )
 from nanode.experiments.video_costs import (
@@ -71,7 +70,7 @@ class Table2:
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """The tables, beside the paper's; memory is measured unless that was done."""
         places = [place_of(recipe, options) for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)]
-        mnist, deterministic, bair = (finished(root, place) for place in places)
+        mnist, deterministic, bair = (runs_in(root, place) for place in places)
         least = [trivial(root, place, options) for place in places]
         costs = measured_once(root / MEMORY, measure, options)
         parts = [
@@ -288,11 +287,11 @@ def _deterministic(runs: Runs, least: Mapping[str, Any]) -> str:
 
 def _missing(root: Path, options: Options) -> str:
     words = ["FVD and LPIPS were not measured: their networks must be given by the user."]
-    if not any(finished(root, place_of(BAIR, options)).values()):
+    if not any(runs_in(root, place_of(BAIR, options)).values()):
         there = "its runs aren't over" if has_bair(options) else "the data set was not there"
         why = "the tiny variant leaves it out" if options.tiny else there
         words.append(f"BAIR was not run: {why}.")
-    places = finished(root, place_of(DETERMINISTIC, options)).values()
+    places = runs_in(root, place_of(DETERMINISTIC, options)).values()
     clips = [run.clips for found in places for run in found if run.clips is not None]
     if clips and not any(measured["data"] == "moving-mnist-test" for measured in clips):
         why = "is left out by the tiny variant" if options.tiny else "was not there"
@@ -300,11 +299,10 @@ def _missing(root: Path, options: Options) -> str:
             f"Moving MNIST's official test file {why}: the deterministic numbers are of "
             f"{clips[0]['sequences']:,} clips made by the same rules."
         )
-    words += [
-        f"**Failed** on {recipe}, and in no mean above: {', '.join(failed)}."
-        for recipe in (STOCHASTIC, DETERMINISTIC, BAIR)
-        if (failed := diverged(root, place_of(recipe, options)))
-    ]
+    for recipe in (STOCHASTIC, DETERMINISTIC, BAIR):
+        runs = runs_in(root, place_of(recipe, options), "failed")
+        if failed := [f"{m} {run.folder.name}" for m, found in runs.items() for run in found]:
+            words.append(f"**Failed** on {recipe}, and in no mean above: {', '.join(failed)}.")
     return "## What is not here\n\n" + " ".join(words)
 
 

@@ -165,11 +165,11 @@ def place_of(recipe: str, options: Options) -> str:
 Runs = Mapping[str, Sequence[VideoRun]]
 
 
-def finished(root: Path, place: str) -> Runs:
-    """The finished runs in a place."""
+def runs_in(root: Path, place: str, status: str = "finished") -> Runs:
+    """The runs in a place that are finished, or those of another status."""
     folders = {m: seed_folders(VideoRecord, root / "table2" / place / m) for m in MODELS}
     runs = {model: map(run_in, found) for model, found in folders.items()}
-    return {m: [r for r in found if r.record.status == "finished"] for m, found in runs.items()}
+    return {m: [r for r in found if r.record.status == status] for m, found in runs.items()}
 
 
 def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
 
     Measured once; nothing where no run was measured, or where the data set isn't there.
     """
-    runs = [run for found in finished(root, place).values() for run in found]
+    runs = [run for found in runs_in(root, place).values() for run in found]
     run = next((run for run in runs if run.clips is not None), None)
     if run is None or run.clips is None:
         return {}
@@ -198,16 +198,6 @@ def trivial(root: Path, place: str, options: Options) -> dict[str, Any]:
     scores = {name: asdict(score) for name, score in made.items()}
     write_json(path, {"on": on, "scores": scores})
     return scores
-
-
-def diverged(root: Path, place: str) -> list[str]:
-    """The runs in a place that failed, by model and seed."""
-    return [
-        f"{model} {path.name}"
-        for model in MODELS
-        for path in seed_folders(VideoRecord, root / "table2" / place / model)
-        if VideoRecord.load(path / "run.json").status == "failed"
-    ]
 
 
 def run_in(folder: Path) -> VideoRun:

@@ -9,7 +9,7 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options, reproduce
 from nanode.experiments.plan import standing
 from nanode.experiments.table2 import _missing, _speeds, comparisons
-from nanode.experiments.video import MODELS, finished, planned
+from nanode.experiments.video import MODELS, planned, runs_in
 from nanode.experiments.video_costs import MEMORY, memory_section, speed_section
 from nanode.models.video import create
 from nanode.reports.paper import TABLE2
@@ -62,7 +62,7 @@ def test_from_start_to_report(tmp_path, monkeypatch):
     assert not list(runs.rglob("*.safetensors"))
     (page,) = table.report(runs, out, options)
     text = page.read_text()
-    by_model = finished(runs, "moving-digits")
+    by_model = runs_in(runs, "moving-digits")
     svg, nanode = (by_model[model][0].record for model in ("svg", "svg-nanode"))
     ratio = min(p.loss for p in nanode.curves) / min(p.loss for p in svg.curves)
     assert f"| {ratio:.3f} | 0.386 |" in text  # after the same number of steps, all four
@@ -70,7 +70,7 @@ def test_from_start_to_report(tmp_path, monkeypatch):
     assert "BAIR was not run: the tiny variant leaves it out." in text
     assert "official test file is left out by the tiny variant" in text
     assert "of 2 clips made by the same rules" in text
-    mse = finished(runs, "moving-digits-deterministic")["svg-auto"][0].clips["openstl_mse"]
+    mse = runs_in(runs, "moving-digits-deterministic")["svg-auto"][0].clips["openstl_mse"]
     assert f"| {mse:.2f} |" in text
     figure = EXPERIMENTS["figure-video"]
     *others, film = list(reproduce(figure, runs, options, prune=True, overrides=changes))
@@ -125,7 +125,7 @@ def test_ratios_after_the_same_time_and_the_same_steps(tmp_path, write):
     write(runs["svg"], [4.0, 2.0, 1.0, 0.5], pace=1.0)
     write(runs["svg-auto"], [4.0, 3.0], pace=2.0)
     write(runs["svg-nanode"], [2.0, 1.0], pace=2.01)  # its last step ended a little late
-    time, steps = comparisons("Moving MNIST", finished(tmp_path, "moving-mnist"), column=0)
+    time, steps = comparisons("Moving MNIST", runs_in(tmp_path, "moving-mnist"), column=0)
     # 40 seconds: 40 steps of SVG, 20 of the others.
     assert "same time: 0.667 min" in time
     assert _ratios(time) == {"svg": "1.000", "svg-auto": "6.000", "svg-nanode": "2.000"}
@@ -134,7 +134,7 @@ def test_ratios_after_the_same_time_and_the_same_steps(tmp_path, write):
     assert _ratios(steps) == {"svg": "1.000", "svg-auto": "1.500", "svg-nanode": "0.500"}
     assert "NANODE reaches a lower −ELBO than SVG: for it (+0.50" in steps
     assert "Auto stays behind SVG on Moving MNIST: for it (+0.50" in steps
-    time, _ = comparisons("BAIR", finished(tmp_path, "moving-mnist"), column=1)
+    time, _ = comparisons("BAIR", runs_in(tmp_path, "moving-mnist"), column=1)
     assert "Auto reaches a lower −ELBO than SVG on BAIR: against it (-5.00" in time
     assert "Moving MNIST" not in time
 
@@ -144,7 +144,7 @@ def test_losses_are_compared_at_steps_that_all_runs_have(tmp_path, write):
     for model in ("svg", "svg-auto"):
         write(runs[model], [4.0, 2.0, 1.0, 0.5], pace=1.0)
     write(runs["svg-nanode"], [2.0, 1.0, 0.1], pace=2.0, end=25)
-    _, steps = comparisons("Moving MNIST", finished(tmp_path, "moving-mnist"), column=0)
+    _, steps = comparisons("Moving MNIST", runs_in(tmp_path, "moving-mnist"), column=0)
     # NANODE was tested at step 25, where its time was over; the others at 20 and 30.
     assert "same number of steps: 20" in steps
     assert _ratios(steps) == {"svg": "1.000", "svg-auto": "1.000", "svg-nanode": "0.500"}
@@ -155,18 +155,18 @@ def test_copies_beside_the_seeds_do_not_count(tmp_path, write):
     write(run, [4.0, 2.0], pace=1.0)
     folder = tmp_path / run.name
     shutil.copytree(folder, folder.with_name("seed0-old"))
-    (only,) = finished(tmp_path, "moving-mnist")[run.config.model]
+    (only,) = runs_in(tmp_path, "moving-mnist")[run.config.model]
     assert only.folder == folder
     shutil.copytree(folder, folder.with_name("seed5"))
     with pytest.raises(ValueError, match=r"seed5 holds a run of seed 0; move it elsewhere"):
-        finished(tmp_path, "moving-mnist")
+        runs_in(tmp_path, "moving-mnist")
 
 
 def test_a_model_that_failed_does_not_take_the_others_along(tmp_path, write):
     runs = {run.config.model: run for run in planned(Options(seeds=1))[:3]}
     write(runs["svg"], [4.0, 2.0, 3.0], pace=1.0)
     write(runs["svg-nanode"], [2.0, 1.5, 2.5], pace=1.0)
-    time, _ = comparisons("Moving MNIST", finished(tmp_path, "moving-mnist"), column=0)
+    time, _ = comparisons("Moving MNIST", runs_in(tmp_path, "moving-mnist"), column=0)
     assert _ratios(time) == {"svg": "1.000", "svg-nanode": "0.750"}
     assert "lower −ELBO than Auto: not measured" in time
     # Steps that were made, though the lowest loss was found before.
@@ -194,7 +194,7 @@ def test_speeds_beside_svg_are_judged():
 def test_speeds_of_runs_are_judged_by_the_same_rule(tmp_path, write):
     for run in planned(Options(seeds=1))[:3]:
         write(run, [4.0, 2.0], pace=1.0)
-    runs = finished(tmp_path, "moving-mnist")
+    runs = runs_in(tmp_path, "moving-mnist")
 
     def timed(run, device):
         seconds = 1.0 if run.record.config.model == "svg" else 2.0
