@@ -85,7 +85,7 @@ def panels(cells: Mapping[str, Cell]) -> list[Panel]:
     """How the models learn, and accuracy against what they take in memory."""
     found = [Panel("Learning", "epoch", "validation accuracy, %", _curves(cells))]
     for n, kind in enumerate(("activations held", "parameters")):
-        points = {model: [(kilobytes(cell)[n], _accuracy(cell))] for model, cell in cells.items()}
+        points = {model: [(kilobytes(cell)[n], cell.accuracy)] for model, cell in cells.items()}
         ticks = sorted({x for ((x, _),) in points.values()})
         labels = f"Memory: {kind}", "kB in the flow", "test accuracy, %"
         found.append(Panel(*labels, points, scale="log", ticks=ticks))
@@ -100,20 +100,14 @@ def kilobytes(cell: Cell) -> tuple[float, float]:
     return round(costs.flow_activation_bytes / 1e3), round(costs.flow_parameter_bytes / 1e3, 1)
 
 
-def _accuracy(cell: Cell) -> Spread:
-    assert cell.accuracy is not None
-    return cell.accuracy
-
-
-def _curves(cells: Mapping[str, Cell]) -> dict[str, list[tuple[float, Spread]]]:
-    curves: dict[str, list[tuple[float, Spread]]] = {}
-    for model, cell in cells.items():
-        curves[model] = []
-        for epochs in zip(*(record.curves for record in cell.records), strict=True):
-            found = spread([100 * (epoch.validation_accuracy or 0.0) for epoch in epochs])
-            assert found is not None
-            curves[model].append((epochs[0].epoch, found))
-    return curves
+def _curves(cells: Mapping[str, Cell]) -> dict[str, list[tuple[float, Spread | None]]]:
+    return {
+        model: [
+            (epochs[0].epoch, spread([100 * (e.validation_accuracy or 0.0) for e in epochs]))
+            for epochs in zip(*(record.curves for record in cell.records), strict=True)
+        ]
+        for model, cell in cells.items()
+    }
 
 
 def _cores() -> int:

@@ -94,7 +94,7 @@ def _panels(runs: Runs, least: Mapping[str, Any]) -> list[Panel]:
     ]
 
 
-Series = dict[str, list[tuple[float, Spread]]]
+Series = dict[str, list[tuple[float, Spread | None]]]
 
 
 def _over_frames(series: Series, values: Sequence[float]) -> list[tuple[float, float]]:
@@ -120,8 +120,7 @@ def _horizon(runs: Runs, metric: str) -> Series:
         known = [run.clips for run in found if run.clips is not None]
         frames = zip(*(clips[metric] for clips in known), strict=True)
         first = known[0]["n_past"] + 1 if known else 0
-        means = [(first + n, spread(values)) for n, values in enumerate(frames)]
-        series[model] = [(frame, mean) for frame, mean in means if mean is not None]
+        series[model] = [(first + n, spread(values)) for n, values in enumerate(frames)]
     return series
 
 

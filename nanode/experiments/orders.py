@@ -274,11 +274,7 @@ def _test_cell(root: Path, model: str, options: Options, column: str) -> Cell:
 def _test_panel(cells: Mapping[str, Cell], orders: Sequence[int], title: str) -> Panel:
     means = {model: cell.accuracy for model, cell in cells.items()}
     series = {
-        name: [
-            (order, mean)
-            for order in orders
-            if (mean := means[f"{kind}-nanode-{order}"]) is not None
-        ]
+        name: [(order, means[f"{kind}-nanode-{order}"]) for order in orders]
         for kind, name in (("t", "T-NANODE"), ("b", "B-NANODE"))
     }
     levels = {model: mean.mean for model in LINES if (mean := means[model]) is not None}

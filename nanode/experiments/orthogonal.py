@@ -199,14 +199,12 @@ def _panels(cells: Cells, lr: float) -> list[Panel]:
 
 
 def _panel(title: str, y: str, curves: Mapping[str, list[list[tuple[int, float]]]]) -> Panel:
-    series = {}
-    for name, runs in curves.items():
+    series = {
         # Up to where all have come: without one that diverged the rest would seem to recover.
-        reached = [{epoch for epoch, _ in run} for run in runs]
-        epochs = sorted(set.intersection(*reached)) if reached else []
-        values = {
-            epoch: [value for run in runs for at, value in run if at == epoch] for epoch in epochs
-        }
-        found = [(epoch, spread(values[epoch])) for epoch in epochs]
-        series[name] = [(epoch, mean) for epoch, mean in found if mean is not None]
+        name: [
+            (points[0][0], spread([value for _, value in points]))
+            for points in zip(*runs, strict=False)
+        ]
+        for name, runs in curves.items()
+    }
     return Panel(title=title, x="epoch", y=y, series=series)

@@ -155,7 +155,7 @@ def _panels(found: Mapping[tuple[int, float], Read]) -> list[Panel]:
     panels = []
     for reads, axis in ((penalties, by_penalty), (orders, by_order)):
         accuracy = {
-            "all steps": [(x, mean) for x, r in reads.items() if (mean := r.cell.accuracy)],
+            "all steps": [(x, read.cell.accuracy) for x, read in reads.items()],
             "fewest steps": _points(reads, "fewest_test_accuracy", 100.0),
         }
         panels.append(Panel(title="accuracy", y="test accuracy, %", series=accuracy, **axis))
@@ -178,7 +178,9 @@ def _by_steps(found: Mapping[tuple[int, float], Read]) -> Panel:
     return Panel("fewer steps", "steps", "held-out accuracy, %", series, ticks=ticks)
 
 
-def _points(reads: Mapping[Any, Read], key: str, factor: float) -> list[tuple[float, Spread]]:
+def _points(
+    reads: Mapping[Any, Read], key: str, factor: float
+) -> list[tuple[float, Spread | None]]:
     return [
         (x, Spread(factor * read.steps[key], None, 1))
         for x, read in reads.items()

@@ -17,7 +17,8 @@ class Panel:
     title: str
     x: str
     y: str
-    series: Mapping[str, Sequence[tuple[float, Spread]]] = field(default_factory=dict)
+    #: Points of each line; what isn't known is left out.
+    series: Mapping[str, Sequence[tuple[float, Spread | None]]] = field(default_factory=dict)
     levels: Mapping[str, float] = field(default_factory=dict)
     #: Whether x runs over powers; ``"symlog"`` has a place for 0.
     scale: str = "linear"
@@ -44,10 +45,10 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
 
 def _fill(axis: Any, panel: Panel) -> None:
     for label, points in panel.series.items():
-        if points:
-            x = [place for place, _ in points]
-            y = [value.mean for _, value in points]
-            bars = [value.deviation or 0.0 for _, value in points]
+        if known := [(place, value) for place, value in points if value is not None]:
+            x = [place for place, _ in known]
+            y = [value.mean for _, value in known]
+            bars = [value.deviation or 0.0 for _, value in known]
             axis.errorbar(x, y, yerr=bars if any(bars) else None, marker="o", label=label)
     for n, (label, lines) in enumerate(panel.curves.items()):
         for n_line, line in enumerate(lines):  # one entry of the legend for all
