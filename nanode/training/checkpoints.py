@@ -10,6 +10,7 @@ A run folder keeps the last checkpoint, the best weights on validation and the f
 import io
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,17 +60,21 @@ def weights_notes(path: Path) -> dict[str, Any]:
 
 
 def save_checkpoint(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    average: dict[str, Tensor],
-    state: dict[str, Any],
+    folder: Path, setup: Any, progress: Any, average: dict[str, Tensor], **more: Any
 ) -> Path:
-    """Write a checkpoint, then remove the ones before it."""
-    target = folder / "checkpoints" / f"step-{step:08d}"
+    """Write where a run is, and ``more`` of its state, then remove the checkpoints before it."""
+    target = folder / "checkpoints" / f"step-{progress.step:08d}"
     target.parent.mkdir(exist_ok=True)
     if not target.exists():
-        named = model.state_dict() | {f"{_AVERAGE}{name}": w for name, w in average.items()}
+        named = setup.model.state_dict() | {f"{_AVERAGE}{name}": w for name, w in average.items()}
+        state = {
+            "config": setup.config.as_dict(),
+            "optimizer": setup.optimizer.state_dict()["state"],
+            "random": {"cpu": torch.get_rng_state()},
+            "progress": asdict(progress),
+        } | more
+        if setup.fabric.device.type == "cuda":
+            state["random"]["cuda"] = torch.cuda.get_rng_state(setup.fabric.device)
 
         def write(half: Path) -> None:
             half.mkdir()
@@ -93,10 +98,14 @@ def last_checkpoint(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def load_checkpoint(
-    checkpoint: Path, model: nn.Module, config: Settings
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Put a checkpoint's weights into the model; returns the average and the rest of the state."""
+def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Bring weights, optimizer and random state to the last checkpoint of a run folder.
+
+    Returns the averaged weights in it and its state; None where a run was interrupted before.
+    """
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None:
+        return None
     try:
         state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
         stored = state["config"]
@@ -105,16 +114,21 @@ def load_checkpoint(
         raise ValueError(
             f"the checkpoint {checkpoint} can't be read ({why}); delete it to start over"
         ) from why
-    check_same(stored, config, str(checkpoint))
+    check_same(stored, setup.config, str(checkpoint))
     average = {
         name.removeprefix(_AVERAGE): named.pop(name)
         for name in list(named)
         if name.startswith(_AVERAGE)
     }
     try:
-        model.load_state_dict(named)
+        setup.model.load_state_dict(named)
     except RuntimeError as why:
         raise ValueError(f"the checkpoint {checkpoint} is of another model: {why}") from why
+    groups = setup.optimizer.state_dict()["param_groups"]
+    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+    torch.set_rng_state(state["random"]["cpu"])
+    if setup.fabric.device.type == "cuda" and "cuda" in state["random"]:
+        torch.cuda.set_rng_state(state["random"]["cuda"], setup.fabric.device)
     return average, state
 
 

@@ -186,19 +186,16 @@ class Loop:
         save_weights(path, self.setup.model.state_dict(), **shape, **notes)
 
     def _checkpoint(self) -> None:
-        setup = self.setup
+        setup, average = self.setup, self.setup.average
         self.journal.flush()
-        average = setup.average
-        state = {
-            "config": setup.config.as_dict(),
-            "optimizer": setup.optimizer.state_dict()["state"],
-            "batches": setup.batches.state_dict(),
-            "random": random_state(setup.fabric.device),
-            "updates": 0 if average is None else average.updates,
-            "progress": asdict(self.progress),
-        }
-        weights = {} if average is None else average.state()
-        save_checkpoint(self.folder, self.progress.step, setup.model, weights, state)
+        save_checkpoint(
+            self.folder,
+            setup,
+            self.progress,
+            average={} if average is None else average.state(),
+            batches=setup.batches.state_dict(),
+            updates=0 if average is None else average.updates,
+        )
         self._saved = time.monotonic(), self.progress.step
 
     def diverged(self, what: str, value: float, step: int, lr: float | None) -> Diverged:
@@ -210,18 +207,3 @@ class Loop:
             + "; lower optimizer.lr, set clip, or lengthen schedule.warmup. The configuration: "
             + json.dumps(config.as_dict())
         )
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the random generators that a step may draw from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def restore_random(states: dict[str, Tensor], device: torch.device) -> None:
-    """Draw from here on what would have been drawn then."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from nanode.block import flows
-from nanode.training.checkpoints import earlier_record, last_checkpoint, load_checkpoint
+from nanode.training.checkpoints import earlier_record
 from nanode.training.config import Settings
 from nanode.training.costs import describe
 from nanode.training.documents import save_config
@@ -17,7 +16,7 @@ from nanode.training.environment import now, provenance
 from nanode.training.files import check_writable, named, remove_halves
 from nanode.training.journal import Journal
 from nanode.training.locks import locked
-from nanode.training.loop import Diverged, restore_random
+from nanode.training.loop import Diverged
 from nanode.training.progress import Clock
 from nanode.training.records import THEN, Record
 
@@ -78,21 +77,6 @@ def finished(kind: type[R], folder: Path) -> R:
     if record.status != "finished":
         raise ValueError(f"the run in {folder} is {record.status}, expected a finished one")
     return record
-
-
-def at_checkpoint(setup: Any, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Bring weights, optimizer and random state to the last checkpoint of a folder.
-
-    Returns the averaged weights in it and its state; None where a run was interrupted before.
-    """
-    checkpoint = last_checkpoint(folder)
-    if checkpoint is None:
-        return None
-    average, state = load_checkpoint(checkpoint, setup.model, setup.config)
-    groups = setup.optimizer.state_dict()["param_groups"]
-    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-    restore_random(state["random"], setup.fabric.device)
-    return average, state
 
 
 def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], Any]) -> R:

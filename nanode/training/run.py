@@ -16,13 +16,13 @@ from pathlib import Path
 from torch import nn
 
 from nanode.block import flows, uncompiled
-from nanode.training.checkpoints import load_weights, weights_notes
+from nanode.training.checkpoints import load_checkpoint, load_weights, weights_notes
 from nanode.training.config import TrainConfig
 from nanode.training.costs import measure_costs
 from nanode.training.evaluation import Score, score
 from nanode.training.loop import Loop
 from nanode.training.progress import Clock, Progress
-from nanode.training.recording import at_checkpoint, carry_out, finished, opened, run_once
+from nanode.training.recording import carry_out, finished, opened, run_once
 from nanode.training.records import Metrics, RunRecord, Times
 from nanode.training.setup import (
     Setup,
@@ -108,7 +108,7 @@ def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
 
 def _resumed(setup: Setup, folder: Path) -> Progress:
     """Bring the setup to where the last checkpoint was written."""
-    if (found := at_checkpoint(setup, folder)) is None:
+    if (found := load_checkpoint(folder, setup)) is None:
         return Progress()
     average, state = found
     setup.batches.load_state_dict(state["batches"])

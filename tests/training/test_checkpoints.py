@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from nanode.training.checkpoints import (
     weights_notes,
 )
 from nanode.training.files import check_writable, write_atomically, write_text
+from nanode.training.progress import Progress
 
 
 def names(folder):
@@ -104,10 +106,18 @@ def test_weights_may_be_read_by_whom_the_umask_says(tmp_path, config, mask, mode
     assert {path.stat().st_mode & 0o777 for path in files} == {mode}
 
 
+def setup_of(config, model):
+    fabric = SimpleNamespace(device=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    return SimpleNamespace(config=config, model=model, fabric=fabric, optimizer=optimizer)
+
+
 def saved(folder, config, step=3):
-    model = nn.Linear(2, 2)
-    state = {"config": config.as_dict(), "random": {"cpu": torch.arange(5)}}
-    return model, save_checkpoint(folder, step, model, {"weight": model.weight}, state)
+    setup = setup_of(config, nn.Linear(2, 2))
+    setup.model(torch.ones(1, 2)).sum().backward()
+    setup.optimizer.step()
+    average = {"weight": setup.model.weight}
+    return setup, save_checkpoint(folder, setup, Progress(step=step), average, batches=[1, 2])
 
 
 def test_the_last_one_is_kept(tmp_path, config):
@@ -119,24 +129,29 @@ def test_the_last_one_is_kept(tmp_path, config):
 
 
 def test_a_checkpoint_holds_what_was_put_in(tmp_path, config):
-    model, path = saved(tmp_path, config)
-    other = nn.Linear(2, 2)
-    average, state = load_checkpoint(path, other, config)
-    assert torch.equal(other.weight, model.weight)
-    assert torch.equal(average["weight"], model.weight)
-    assert torch.equal(state["random"]["cpu"], torch.arange(5))
+    setup, _ = saved(tmp_path, config)
+    drawn = torch.rand(3)
+    other = setup_of(config, nn.Linear(2, 2))
+    average, state = load_checkpoint(tmp_path, other)
+    assert torch.equal(torch.rand(3), drawn)
+    assert torch.equal(other.model.weight, setup.model.weight)
+    assert torch.equal(average["weight"], setup.model.weight)
+    assert (state["batches"], state["progress"]["step"]) == ([1, 2], 3)
+    one, two = (s.optimizer.state_dict()["state"][0]["momentum_buffer"] for s in (setup, other))
+    assert torch.equal(one, two)
 
 
 def test_refuses_another_configuration(tmp_path, config):
-    _, path = saved(tmp_path, config)
+    assert load_checkpoint(tmp_path, None) is None
+    saved(tmp_path, config)
     with pytest.raises(ValueError, match=r"another configuration: seed \(0 there, 7 here\)"):
-        load_checkpoint(path, nn.Linear(2, 2), replace(config, seed=7))
+        load_checkpoint(tmp_path, setup_of(replace(config, seed=7), nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="is of another model"):
-        load_checkpoint(path, nn.Linear(2, 3), config)
+        load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 3)))
 
 
 def test_refuses_a_damaged_one(tmp_path, config):
     _, path = saved(tmp_path, config)
     (path / "state.pt").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"can't be read.*delete it to start over"):
-        load_checkpoint(path, nn.Linear(2, 2), config)
+        load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 2)))

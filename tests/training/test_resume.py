@@ -60,9 +60,9 @@ def test_epochs_that_end_in_quick_succession_share_a_checkpoint(
     written, now = [], [0.0]
     save = loop.save_checkpoint
 
-    def saving(folder, step, *rest):
-        written.append(step)
-        return save(folder, step, *rest)
+    def saving(folder, setup, progress, **more):
+        written.append(progress.step)
+        return save(folder, setup, progress, **more)
 
     def look(self, *, original=loop.Loop._end_epoch):
         now[0] += 8.0

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanode.training.checkpoints import save_checkpoint, save_weights
 from nanode.training.journal import Journal
-from nanode.training.loop import Diverged, random_state
+from nanode.training.loop import Diverged
 from nanode.training.optimizers import set_rate
 from nanode.training.progress import Clock
 from nanode.training.schedules import rate
@@ -175,15 +175,8 @@ class VideoLoop:
         save_weights(self.folder / f"{name}.safetensors", model.state_dict(), **notes)
 
     def _checkpoint(self) -> None:
-        setup = self.setup
         self.journal.flush()
-        state = {
-            "config": setup.config.as_dict(),
-            "optimizer": setup.optimizer.state_dict()["state"],
-            "random": random_state(setup.fabric.device),
-            "progress": asdict(self.progress),
-        }
-        save_checkpoint(self.folder, self.progress.step, setup.model, {}, state)
+        save_checkpoint(self.folder, self.setup, self.progress, average={})
 
     def _diverged(self, what: str, value: float, step: int) -> Diverged:
         return Diverged(

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.models.video import SVG
-from nanode.training.checkpoints import load_weights, weights_notes
+from nanode.training.checkpoints import load_checkpoint, load_weights, weights_notes
 from nanode.training.progress import Clock
-from nanode.training.recording import at_checkpoint, carry_out, finished, opened, run_once
+from nanode.training.recording import carry_out, finished, opened, run_once
 from nanode.training.records import Times
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.costs import measure_video_costs
@@ -72,7 +72,7 @@ def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
     """Bring the setup to where the last checkpoint was written."""
-    found = at_checkpoint(setup, folder)
+    found = load_checkpoint(folder, setup)
     return VideoProgress() if found is None else VideoProgress.from_state(found[1]["progress"])
 
 
