@@ -69,12 +69,3 @@ class Elbo:
             loss_per_pixel=total / pixels,
             loss_over_beta=total / beta,
         )
-
-
-def check_range(frames: Tensor, where: str) -> None:
-    """Refuse frames outside [0, 1], which a sigmoid can't reach; a GPU waits here."""
-    low, high = (float(value) for value in torch.aminmax(frames))
-    if not (low >= 0 and high <= 1):  # so that NaN is refused too
-        raise ValueError(
-            f"frames of {where} must lie in [0, 1], got {low:.4g} to {high:.4g}; scale them first"
-        )

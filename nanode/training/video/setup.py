@@ -18,7 +18,7 @@ from nanode.training.journal import check_tensorboard
 from nanode.training.optimizers import make_optimizer
 from nanode.training.setup import built, make_fabric, warm
 from nanode.training.video.config import VideoConfig
-from nanode.training.video.loss import Elbo, check_range, loss_terms
+from nanode.training.video.loss import Elbo, loss_terms
 from nanode.training.video.order import Order, latent_noise
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ def prepare(config: VideoConfig) -> VideoSetup:
     data.test.frames(torch.arange(1), config.length)
     frames = data.train.frames(order.indices(0), config.length)
     model.check(frames, config.n_past, least=config.length)
-    check_range(frames, data.train.name)
     if config.compile:
         warm(model, fabric, frames, config.n_past)
         for part in (model.encoder, model.decoder):  # the LSTMs have kernels of their own

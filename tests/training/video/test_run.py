@@ -262,14 +262,6 @@ def test_odd_frames(tmp_path, config, clips):
         train_video(config, tmp_path / "run")
 
 
-def test_frames_outside_the_unit_interval(tmp_path, config, clips, monkeypatch):
-    data = clips()
-    inner = data.train._frames
-    monkeypatch.setattr(data.train, "_frames", lambda *given: 2 * inner(*given))
-    with pytest.raises(ValueError, match=r"squares train must lie in \[0, 1\], got 0 to 2"):
-        train_video(config, tmp_path / "run")
-
-
 def test_without_fabric(tmp_path, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     with pytest.raises(ImportError, match=r"pip install nanode\[train\]"):
