@@ -9,9 +9,8 @@ import torch
 
 import nanode.training.setup
 from nanode.data import load
-from nanode.experiments import EXPERIMENTS, Options, reproduce
+from nanode.experiments import EXPERIMENTS, Options, fitted_orders, reproduce, tested_orders
 from nanode.experiments.memory import EVALUATIONS, FILE, METHODS
-from nanode.experiments.orders import TEST_ORDERS, TRAIN_ORDERS
 from nanode.experiments.table1 import candidates
 from nanode.models import create
 from nanode.training import RunRecord
@@ -45,14 +44,14 @@ def test_the_figures_show_what_they_should():
     train, test = (
         EXPERIMENTS[f"figure-order-{kind}"].plan(Options()) for kind in ("train", "test")
     )
-    assert TRAIN_ORDERS == (1, 2, 4, 8, 16, 30)
+    assert fitted_orders.ORDERS == (1, 2, 4, 8, 16, 30)
     assert {run.config.options["steps"] for run in train} == {100}
     assert not any(run.config.test for run in train)
     assert not any(run.config.augment.crop or run.config.augment.flip for run in train)
     # The ends of the range also at the shared rate, by which the order is a step size, too.
     rates = Counter(run.config.optimizer.lr for run in train)
     assert rates == {0.4: 6 + 1, 0.1: 2 + 1}
-    assert TEST_ORDERS == (4, 5, 6, 7, 8, 9, 10)
+    assert tested_orders.ORDERS == (4, 5, 6, 7, 8, 9, 10)
     # Order 10 and the residual networks are Table 1's, and so are the candidates for their rates.
     assert len(test) == 2 * 7 + 2 + 4 * 3
     ours = {run.name: run.config for run in EXPERIMENTS["table1"].plan(Options())}
