@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nanode.experiments.measurements import measured
 from nanode.experiments.plan import Options, Planned, configured, read_recipe, standing
-from nanode.reports.claims import WORDS, Claim, judge
+from nanode.reports.claims import Claim, judge
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
@@ -55,11 +55,12 @@ class OrderTrain:
             f"How well K = 100 evaluations fit the training images of {TITLES[options.main]} after "
             f"{EPOCHS} epochs without augmentation or label smoothing: final weights in eval "
             "mode on the images trained on. Seed 0. With one learning rate for all orders, higher "
-            f"ones take larger steps as well, so that two rates are shown. {WORDS}",
+            "ones take larger steps as well, so that two rates are shown. One run each: what seeds "
+            "vary by isn't known.",
             standing(plan, root, options),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "learning rate", *(name for name, _ in FITS.values()), "run"], rows),
-            *(_verdicts(_at(fits, lr), lr) for lr in rates()),
+            *(_verdicts(fits, cells, lr) for lr in rates()),
             settings_table(settings.items(), ["model", "learning rate"]),
         ]
         figure = draw(out / "figure-order-train.png", [_panel(fits, key) for key in FITS])
@@ -116,9 +117,15 @@ def _at(fits: Fits, lr: float) -> dict[str, Mapping[str, float]]:
     return {model: fit for (rate, model), fit in fits.items() if rate == lr and fit is not None}
 
 
-def _verdicts(fits: Mapping[str, Mapping[str, float]], lr: float) -> str:
-    known = {model: Spread(100 * fit["train_accuracy"], None, 1) for model, fit in fits.items()}
-    found = [f"- {claim.text}: {judge(claim, known)}" for claim in FITTED]
+def _verdicts(fits: Fits, cells: Mapping[tuple[float, str], Cell], lr: float) -> str:
+    known = {
+        model: Spread(100 * fit["train_accuracy"], None, 1) for model, fit in _at(fits, lr).items()
+    }
+    found = []
+    for claim in FITTED:
+        failed = [m for m in (*claim.better, *claim.worse) if cells[lr, m].failed]
+        more = f"; failed: {', '.join(failed)}" if failed else ""
+        found.append(f"- {claim.text}: {judge(claim, known)}{more}")
     return (
         f"Of the paper's claims at learning rate {lr:g}, by training accuracy, in points:\n\n"
         + "\n".join(found)
@@ -127,15 +134,14 @@ def _verdicts(fits: Mapping[str, Mapping[str, float]], lr: float) -> str:
 
 def _panel(fits: Fits, key: str) -> Panel:
     label, factor = FITS[key]
-    series: dict[str, list[tuple[float, Spread]]] = {}
+    series: dict[str, list[tuple[float, Spread | None]]] = {}
     levels: dict[str, float] = {}
     for lr in rates():
         known = {model: factor * fit[key] for model, fit in _at(fits, lr).items()}
-        named = {order: f"t-nanode-{order}" for order in ORDERS}
+        orders = ORDERS if lr == RATE else ENDS
+        points = [(order, known.get(f"t-nanode-{order}")) for order in orders]
         series[f"T-NANODE, learning rate {lr:g}"] = [
-            (order, Spread(known[model], None, 1))
-            for order, model in named.items()
-            if model in known
+            (order, None if value is None else Spread(value, None, 1)) for order, value in points
         ]
         if LINE in known:
             levels[f"{LINE}, {lr:g}"] = known[LINE]

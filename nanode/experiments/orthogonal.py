@@ -43,8 +43,9 @@ ABOUT = (
     "orthogonal weights keep it stable. A run collapsed on the way if its accuracy on held-out "
     "images fell below half of what it had been before at the end of some epoch, and for good if "
     "it diverged or if its final weights are below half of its best epoch or below 20 %. Curves "
-    "are means over seeds, as far as all of them came. Weight decay acts on the vectors of "
-    "reflections, too; of these only directions count, so that there it raises the learning rate."
+    "are means over seeds, as far as all of them came, bars their sample standard deviation. "
+    "Weight decay acts on the vectors of reflections, too; of these only directions count, so that "
+    "there it raises the learning rate."
 )
 #: Added where runs are too short to learn.
 UNLEARNT = (

@@ -9,6 +9,11 @@ from nanode.experiments.plan import Planned
 from nanode.reports.records import find_record
 from nanode.training import RunRecord
 
+#: How many images of CIFAR choices are made by, and how many final runs are tested on.
+HELD_OUT, TESTED = 5_000, 10_000
+#: Why there is no choice, where no run of a candidate is still to come.
+ALL_FAILED = "every candidate failed"
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -46,14 +51,12 @@ def best(
     another leads it by more than the standard error. None as long as one of the runs isn't over as
     it is planned, or if all of them failed.
     """
-    if root is None:
+    if root is None or is_open(candidates, root):
         return None
     found: list[tuple[float, Candidate]] = []
     for planned, candidate in candidates:
         record = find_record(root, planned.name)
-        if record is None or planned.differs(record):
-            return None
-        if record.metrics is not None:
+        if record is not None and record.metrics is not None:
             accuracy = record.metrics.validation_accuracy
             assert accuracy is not None, f"{planned.name} holds out no images"
             found.append((accuracy, candidate))
@@ -62,6 +65,22 @@ def best(
     (least, first), (most, ahead) = found[0], max(found, key=lambda pair: pair[0])
     margin = 0.0 if images is None else standard_error(least, images)
     return ahead if most > least + margin else first
+
+
+def is_open(candidates: Sequence[tuple[Planned, Candidate]], root: Path) -> bool:
+    """Whether the run of a candidate isn't over as it is planned."""
+    records = ((planned, find_record(root, planned.name)) for planned, _ in candidates)
+    return any(record is None or bool(planned.differs(record)) for planned, record in records)
+
+
+def error_text(accuracy: float, images: int) -> str:
+    """The standard error of an accuracy that was found on so many images, in words.
+
+    >>> error_text(0.96, 10_000)
+    '0.20 points at 96 per cent'
+    """
+    error = 100 * standard_error(accuracy, images)
+    return f"{error:.2f} points at {100 * accuracy:g} per cent"
 
 
 def standard_error(accuracy: float, images: int) -> float:

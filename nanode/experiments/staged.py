@@ -14,7 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, standing
-from nanode.experiments.selection import Candidate, best, standard_error, validation_text
+from nanode.experiments.selection import (
+    ALL_FAILED,
+    HELD_OUT,
+    TESTED,
+    Candidate,
+    best,
+    error_text,
+    is_open,
+    validation_text,
+)
 from nanode.reports.markdown import table, write_page
 from nanode.reports.marks import Mark, images_per_second, marks_section
 from nanode.reports.paper import PEERS
@@ -35,18 +44,13 @@ SPEED = 25_000
 RATES = (0.2, 0.4, 0.8)
 #: Beside the NANODEs' own scale of 1, at the best rate. At 6 every step is one whole dt of 1.
 SCALES = (2.5, 6.0)
-#: Held-out images: another scale, or mixing, must be ahead by more than the standard error.
-HELD_OUT = 5_000
 SELECT_EPOCHS = 30
+#: Accuracies are about these, of candidates and at the end, on the two data sets: for the standard
+#: errors that the page names.
+CANDIDATES_ABOUT, FINALLY_ABOUT = (0.94, 0.78), (0.96, 0.78)
 #: Shares of batches with boxes of other images; longer, since what keeps from fitting pays late.
 MIXING = (0.0, 0.5)
 MIXING_EPOCHS = 75
-
-
-def _points(accuracy: float, images: int) -> str:
-    """The standard error of an accuracy, in words."""
-    error = 100 * standard_error(accuracy, images)
-    return f"{error:.2f} points at {100 * accuracy:g} per cent"
 
 
 ABOUT = (
@@ -56,9 +60,9 @@ ABOUT = (
     "training images. The ResNets' own best rate was not sought. A scale so chosen is the NANODEs' "
     "alone: a ResNet's is its depth. Of the two "
     "untied ResNets the first has the NANODEs' parameter count, the second their compute. The "
-    f"standard error of an accuracy on 10,000 test images is {_points(0.96, 10_000)}, seeds apart: "
-    "smaller leads decide nothing. Others, "
-    f"as they report: {PEERS}."
+    f"standard error of an accuracy on {TESTED:,} test images is "
+    f"{', '.join(error_text(accuracy, TESTED) for accuracy in FINALLY_ABOUT)}, seeds apart: "
+    f"smaller leads decide nothing. Others, as they report: {PEERS}."
 )
 
 
@@ -94,7 +98,7 @@ class Staged:
                 for model, steps in rows_of(options)
             ],
         )
-        undecided = any(choice(data, options, root) is None for data in options.sets)
+        undecided = any(_open(data, options, root) for data in options.sets)
         rows = {
             (f"{model}, {steps}", TITLES[data]): cell.records
             for (model, steps, data), cell in cells.items()
@@ -118,10 +122,7 @@ def rows_of(options: Options) -> tuple[tuple[str, int], ...]:
 def _marks(cells: Mapping[str, Cell]) -> str:
     found, model = [], ROWS[0][0]
     for data, cell in cells.items():
-        mean = None if cell.accuracy is None else cell.accuracy.mean
-        seeds = cell.accuracy.count if cell.accuracy else None
-        text = f"{model}, {TITLES[data]}, per cent"
-        found.append(Mark(text, ACCURACIES[data], mean, seeds=seeds))
+        found.append(Mark.accuracy(f"{model}, {TITLES[data]}, per cent", ACCURACIES[data], cell))
     every = [record for cell in cells.values() for record in cell.finished]
     counts = [record.costs.parameters for record in every if record.costs is not None]
     text = f"{model}, parameters"
@@ -160,6 +161,12 @@ def mixing(data: str, options: Options, root: Path | None) -> Round:
 def choice(data: str, options: Options, root: Path | None) -> Candidate | None:
     """What all rows share on a data set; None as long as records are missing."""
     return best(mixing(data, options, root), root, HELD_OUT)
+
+
+def _open(data: str, options: Options, root: Path) -> bool:
+    """Whether a run is still to come that decides what all rows share on a data set."""
+    rounds = (candidates(options, root), mixing(data, options, root))
+    return any(is_open(found, root) for found in rounds)
 
 
 def folder_of(model: str, steps: int, data: str) -> str:
@@ -206,12 +213,16 @@ def _choice(root: Path, options: Options) -> str:
         for title, found in rounds.items()
         if found
     ]
-    chosen = {TITLES[data]: choice(data, options, root) for data in options.sets}
-    words = [f"{title}: {found or 'still open'}" for title, found in chosen.items()]
-    errors = ", ".join(_points(accuracy, HELD_OUT) for accuracy in (0.94, 0.78))
-    rate = best(_rates(options), root)
-    extreme = rate is not None and rate.lr in (RATES[0], RATES[-1])
-    edge = " The best rate is at the edge of what was tried." if extreme else ""
+    chosen = {data: choice(data, options, root) for data in options.sets}
+    words = [
+        f"{TITLES[data]}: {found or ('still open' if _open(data, options, root) else ALL_FAILED)}"
+        for data, found in chosen.items()
+    ]
+    errors = ", ".join(error_text(accuracy, HELD_OUT) for accuracy in CANDIDATES_ABOUT)
+    rate, scale = best(_rates(options), root), best(_scales(options, root), root, HELD_OUT)
+    edges = ["rate"] if rate is not None and rate.lr in (RATES[0], RATES[-1]) else []
+    edges += ["scale"] if scale is not None and scale.scale in (None, SCALES[-1]) else []
+    edge = f" At the edge of what was tried: {', '.join(edges)}." if edges else ""
     planned = [run for found in rounds.values() for run, _ in found]
     records = [find_record(root, run.name) for run in planned]
     made = provenance([record for record in records if record is not None])

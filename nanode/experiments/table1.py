@@ -17,7 +17,13 @@ from typing import Any
 
 from nanode.experiments.memory import memory_section
 from nanode.experiments.plan import Options, Planned, configured, read_recipe, standing
-from nanode.experiments.selection import Candidate, best, validation_text
+from nanode.experiments.selection import (
+    ALL_FAILED,
+    Candidate,
+    best,
+    is_open,
+    validation_text,
+)
 from nanode.reports.marks import Mark, images_per_second, marks_section
 from nanode.reports.records import Cell, find_record
 from nanode.reports.table1 import TITLES, Choice, Column, write_table1
@@ -85,7 +91,7 @@ class Table1:
             _inverted_column(root, options),
             _long_column(root, options),
         ]
-        undecided = any(choice(model, options, root) is None for model in tuned(options))
+        undecided = any(is_open(candidates(m, options, root), root) for m in tuned(options))
         choices = [_choice_made(model, options, root) for model in MODELS]
         page = write_table1(
             out / "table1.md",
@@ -269,7 +275,7 @@ def _own_column(root: Path, options: Options) -> Column:
         f"of the scales {', '.join(f'{scale:g}' for scale in SCALES)}, chosen on held-out "
         f"{TITLES[options.main]} images and used on all data sets (candidates of {DEEP} train for "
         f"{DEEP_EPOCHS} epochs); the other settings are the shared recipe's. On "
-        f"{TITLES[options.main]} seed 0 is the chosen candidate again, now tested"
+        f"{TITLES[options.main]} seed 0 of the other rows is the chosen candidate again, now tested"
     )
     cells = {
         data: {model: _own_cell(root, options, data, model) for model in MODELS}
@@ -279,9 +285,9 @@ def _own_column(root: Path, options: Options) -> Column:
 
 
 def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
-    if _left_to_longer(model, options):
-        return Cell(note="left to the longer run")
-    return _chosen_cell("own", model, data, options, root)
+    cell = _chosen_cell("own", model, data, options, root)
+    left = _left_to_longer(model, options) and not cell.records
+    return Cell(note="left to the longer run") if left else cell
 
 
 def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path) -> Cell:
@@ -290,7 +296,8 @@ def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path
     if chosen is None and _choice_made(model, options, root) is not None:
         tried = candidates(model, options, root)
         over = [(run, candidate) for run, candidate in tried if find_record(root, run.name)]
-        chosen, note = best(over, root), "choice still open"
+        chosen = best(over, root)
+        note = "choice still open" if is_open(tried, root) else ALL_FAILED
     if chosen is None:
         return Cell(note=note)
     if stage == "own" and is_shared(chosen, options):
@@ -326,10 +333,8 @@ def _marks(columns: Sequence[Column], options: Options) -> str:
     found = []
     for model, marks in LONGER.items():
         for data in options.sets:
-            accuracy = long.cell(data, model).accuracy
-            mean = None if accuracy is None else accuracy.mean
             text = f"{model}, {TITLES[data]}, longer run, per cent"
-            found.append(Mark(text, marks[data], mean, seeds=accuracy.count if accuracy else None))
+            found.append(Mark.accuracy(text, marks[data], long.cell(data, model)))
     fast = [record for data in options.sets for record in shared.cell(data, PROFILED).finished]
     text = f"{PROFILED}, images a second in training"
     found.append(Mark(text, SPEED, images_per_second(fast), ",.0f"))
@@ -349,4 +354,7 @@ def _choice_made(model: str, options: Options, root: Path) -> Choice | None:
         ends = {"rate": (chosen.lr, RATES), "scale": (chosen.scale or _scale(model), SCALES)}
         edges = [name for name, (value, tried) in ends.items() if value in (tried[0], tried[-1])]
     known = [record for record in records.values() if record is not None]
-    return Choice(model, shown, None if chosen is None else str(chosen), known, edges)
+    short = model == DEEP and not options.tiny
+    label = f"{model} ({DEEP_EPOCHS} epochs)" if short else model
+    none = "none so far" if is_open(found, root) else f"none: {ALL_FAILED}"
+    return Choice(label, shown, str(chosen or none), known, edges)

@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import DATA, Options, Planned, changed, standing
+from nanode.experiments.selection import ALL_FAILED, is_open
 from nanode.experiments.table1 import candidates, choice, main_columns, own, shared
-from nanode.reports.claims import WORDS, Claim, judge
+from nanode.reports.claims import WORDS, Claim
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
 from nanode.reports.statistics import Noise
-from nanode.reports.table1 import TITLES, column_noise
+from nanode.reports.table1 import TITLES, column_noise, verdict
 
 ORDERS = tuple(range(4, 11))
 #: With the short budget, of the panel at own rates.
@@ -67,7 +68,7 @@ class OrderTest:
             f"makes up for at order 10 only. {WORDS} s is "
             "that of Table 1's column, or of its first where a column has single seeds only."
         )
-        undecided = any(choice(base, options, root) is None for base in BASES)
+        undecided = any(is_open(candidates(base, options, root), root) for base in BASES)
         still = standing(self.plan(options, root), root, options, undecided)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
@@ -101,11 +102,16 @@ def _column(
                 yield run
 
 
+def _base(model: str) -> str:
+    """The row of Table 1 whose learning rate and scale a model takes."""
+    return model if model in LINES else f"{model[0]}-nanode-10"
+
+
 def planned(
     model: str, options: Options, column: str, root: Path | None, seed: int = 0
 ) -> Planned | None:
     """A run, which may be one of Table 1; None as long as that is open."""
-    base = model if model in LINES else f"{model[0]}-nanode-10"
+    base = _base(model)
     ours = shared(base, options.main, options, seed)
     theirs = own(base, options.main, options, root, seed) if column == "own" else ours
     if theirs is None or model == base:
@@ -126,7 +132,8 @@ EQUALS = Claim("With nine coefficients each, T-4 is ahead of B-9", ("t-nanode-4"
 def _cell(root: Path, model: str, options: Options, column: str) -> Cell:
     first = planned(model, options, column, root)
     if first is None:
-        return Cell(note="choice still open")
+        tried = candidates(_base(model), options, root)
+        return Cell(note="choice still open" if is_open(tried, root) else ALL_FAILED)
     folder, _, _ = first.name.rpartition("/")
     return Cell.seeds(root, folder)
 
@@ -149,16 +156,15 @@ def _panel(cells: Mapping[str, Cell], orders: Sequence[int], title: str) -> Pane
 
 
 def _parts(cells: Mapping[str, Cell], orders: Sequence[int], noise: Noise | None) -> list[str]:
-    means = {model: cell.accuracy for model, cell in cells.items()}
     rows = []
     for order in orders:
         t, b = f"t-nanode-{order}", f"b-nanode-{order}"
-        verdict = judge(Claim("T outperforms B", (t,), (b,)), means, noise)
-        rows.append([order, cells[t], cells[b], verdict])
+        found = verdict(Claim("T outperforms B", (t,), (b,)), cells, noise)
+        rows.append([order, cells[t], cells[b], found])
     lines = [[model, cells[model]] for model in LINES]
-    words = [f"The paper: {GROWTH.text}: {judge(GROWTH, means, noise)}."]
-    if {*EQUALS.better, *EQUALS.worse} <= set(means):
-        words.append(f"{EQUALS.text}: {judge(EQUALS, means, noise)}.")
+    words = [f"The paper: {GROWTH.text}: {verdict(GROWTH, cells, noise)}."]
+    if {*EQUALS.better, *EQUALS.worse} <= set(cells):
+        words.append(f"{EQUALS.text}: {verdict(EQUALS, cells, noise)}.")
     return [
         table(["order", "T-NANODE", "B-NANODE", "T ahead of B"], rows),
         " ".join(words),

@@ -10,6 +10,8 @@ from typing import Any
 
 from nanode.experiments.measurements import TOLERANCE, fewest_steps, measured
 from nanode.experiments.plan import Options, Planned, configured, standing
+from nanode.experiments.selection import HELD_OUT, TESTED, error_text
+from nanode.experiments.table1 import shared
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
@@ -21,6 +23,8 @@ ORDER = 10
 #: recipe's learning rate of 0.1, steps with momentum 0.9 would amplify it from a weight of 0.04 on.
 PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2)
 ORDERS = (1, 2, 4)
+#: Accuracies are about this: for the standard errors that the page names.
+ABOUT_THIS = 0.83
 
 
 ABOUT = (
@@ -62,6 +66,7 @@ class Tradeoff:
         }
         parts = [
             ABOUT,
+            _doubt(root, options),
             standing(self.plan(options, root), root, options),
             "![smoothness, accuracy and steps](tradeoff.png)",
             table(header, rows),
@@ -94,6 +99,23 @@ class Read:
     cell: Cell
     #: What ``steps.json`` holds.
     steps: dict[str, Any] | None
+
+
+def _doubt(root: Path, options: Options) -> str:
+    """What a difference between two runs must exceed to say anything."""
+    words = (
+        f"The standard error of an accuracy is {error_text(ABOUT_THIS, HELD_OUT)} on the "
+        f"{HELD_OUT:,} held-out images, {error_text(ABOUT_THIS, TESTED)} on the {TESTED:,} of the "
+        "test set"
+    )
+    seeds, _, _ = shared(f"t-nanode-{ORDER}", options.main, options).name.rpartition("/")
+    accuracy = Cell.seeds(root, seeds).accuracy
+    if accuracy is not None and accuracy.deviation is not None:
+        words += (
+            f"; and {accuracy.count} seeds of order {ORDER} without a penalty vary by "
+            f"{accuracy.deviation:.2f} points there (sample standard deviation, Table 1)"
+        )
+    return f"{words}. Smaller differences than these decide nothing."
 
 
 def _read(root: Path, order: int, weight: float, options: Options) -> Read:
@@ -181,8 +203,8 @@ def _by_steps(found: Mapping[tuple[int, float], Read]) -> Panel:
 def _points(
     reads: Mapping[Any, Read], key: str, factor: float
 ) -> list[tuple[float, Spread | None]]:
+    values = {x: None if read.steps is None else read.steps[key] for x, read in reads.items()}
     return [
-        (x, Spread(factor * read.steps[key], None, 1))
-        for x, read in reads.items()
-        if read.steps is not None and read.steps[key] is not None
+        (x, None if value is None else Spread(factor * value, None, 1))
+        for x, value in values.items()
     ]

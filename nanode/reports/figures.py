@@ -1,5 +1,6 @@
 """Figures of runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ class Panel:
     title: str
     x: str
     y: str
-    #: Points of each line; what isn't known is left out.
+    #: Points of each line; where one isn't known the line is interrupted.
     series: Mapping[str, Sequence[tuple[float, Spread | None]]] = field(default_factory=dict)
     levels: Mapping[str, float] = field(default_factory=dict)
     #: Whether x runs over powers; ``"symlog"`` has a place for 0.
@@ -45,10 +46,10 @@ def draw(path: Path, panels: Sequence[Panel], columns: int = 2) -> Path:
 
 def _fill(axis: Any, panel: Panel) -> None:
     for label, points in panel.series.items():
-        if known := [(place, value) for place, value in points if value is not None]:
-            x = [place for place, _ in known]
-            y = [value.mean for _, value in known]
-            bars = [value.deviation or 0.0 for _, value in known]
+        if any(value is not None for _, value in points):
+            x = [place for place, _ in points]
+            y = [math.nan if value is None else value.mean for _, value in points]
+            bars = [0.0 if value is None else value.deviation or 0.0 for _, value in points]
             axis.errorbar(x, y, yerr=bars if any(bars) else None, marker="o", label=label)
     for n, (label, lines) in enumerate(panel.curves.items()):
         for n_line, line in enumerate(lines):  # one entry of the legend for all
@@ -64,7 +65,11 @@ def _fill(axis: Any, panel: Panel) -> None:
     low, high = axis.get_ylim()
     if panel.y_scale == "log" and high < 10 * low:  # else powers of ten say enough
         axis.yaxis.set_minor_formatter("{x:g}")
+    values = [value.mean for points in panel.series.values() for _, value in points if value]
+    if panel.y_scale == "linear" and all(value == int(value) for value in values):
+        axis.yaxis.get_major_locator().set_params(integer=True)  # counts
     if panel.ticks:
+        axis.plot([min(panel.ticks), max(panel.ticks)], [math.nan] * 2)  # shows x from end to end
         axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
         axis.minorticks_off()
     axis.set_title(panel.title, fontsize=10)
@@ -77,4 +82,4 @@ def _fill(axis: Any, panel: Panel) -> None:
         )
     else:
         axis.set(xticks=[], yticks=[])
-        axis.text(0.5, 0.5, "no run is over yet", ha="center", transform=axis.transAxes)
+        axis.text(0.5, 0.5, "nothing to show yet", ha="center", transform=axis.transAxes)

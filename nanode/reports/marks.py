@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nanode.reports.markdown import table
+from nanode.reports.records import Cell
 from nanode.training import RunRecord
 
 
@@ -17,22 +18,34 @@ class Mark:
     found: float | None
     style: str = ",.2f"
     most: bool = False
-    #: How many runs it is the mean of, where that matters.
-    seeds: int | None = None
+    #: The cell of a table that it is from, which says more.
+    cell: Cell | None = None
+
+    @classmethod
+    def accuracy(cls, text: str, wanted: float, cell: Cell) -> "Mark":
+        """Of the test accuracy in a cell, in per cent."""
+        found = None if cell.accuracy is None else cell.accuracy.mean
+        return cls(text, wanted, found, cell=cell)
 
     @property
     def verdict(self) -> str:
         """In a word."""
         if self.found is None:
-            return "not measured"
-        held = self.found <= self.wanted if self.most else self.found >= self.wanted
+            return "failed" if self.cell is not None and self.cell.failed else "not measured"
+        found = round(self.found, 9)  # 100 * 0.952 is less than 95.2
+        held = found <= self.wanted if self.most else found >= self.wanted
         return "held" if held else "**did not hold**"
+
+    def __str__(self) -> str:
+        if self.cell is not None:
+            return str(self.cell)
+        return "–" if self.found is None else format(self.found, self.style)
 
 
 def marks_section(marks: Sequence[Mark]) -> str:
     """The marks as a part of a page."""
     rows = [
-        [mark.text, f"{'≤' if mark.most else '≥'} {mark.wanted:,.10g}", _shown(mark), mark.verdict]
+        [mark.text, f"{'≤' if mark.most else '≥'} {mark.wanted:,.10g}", mark, mark.verdict]
         for mark in marks
     ]
     header = ["", "mark", "found", ""]
@@ -44,10 +57,3 @@ def images_per_second(records: Sequence[RunRecord]) -> float | None:
     found = [record.times.images_per_second for record in records]
     known = [speed for speed in found if speed is not None]
     return sum(known) / len(known) if known else None
-
-
-def _shown(mark: Mark) -> str:
-    if mark.found is None:
-        return "–"
-    few = {None: "", 1: " (one seed)"}.get(mark.seeds, f" ({mark.seeds} seeds)")
-    return format(mark.found, mark.style) + few

@@ -40,8 +40,8 @@ class Choice:
     model: str
     #: Validation accuracy in per cent by candidate, in words where there is none.
     candidates: Mapping[str, str]
-    #: None as long as candidates are missing.
-    chosen: str | None
+    #: Or why there is none.
+    chosen: str
     #: The candidates' records.
     records: Sequence[RunRecord] = ()
     #: Of rate and scale, those of which no smaller or no larger one was tried than the chosen.
@@ -78,9 +78,9 @@ def write_table1(
 #: What some rows are, that a comparison of them must know.
 ROWS = (
     "Three things to know of the rows:\n\n"
-    "- At scale 10 auto *is* con-resnet, and b-nanode-10 is uncon-resnet but for the start of its "
+    "- At one scale auto *is* con-resnet, and b-nanode-10 is uncon-resnet but for the start of its "
     "weights. What is said of one against the other is about scales, starts and the settings "
-    "tried, not about two networks.\n"
+    "tried, not about two networks. Steps of a residual network are whole ones: that is scale 10.\n"
     "- In appnode every convolution is followed by a norm over the batch, which takes off again "
     "what appended time adds to a channel. t acts where a 3×3 convolution meets the border of the "
     "image, and nowhere else. The row is auto but for that, and says little of appended time in "
@@ -146,11 +146,17 @@ def column_noise(columns: Sequence[Column], data: str) -> Noise | None:
 
 
 def _verdict(claim: Claim, column: Column, data: str, noise: Noise | None = None) -> str:
-    """What became of a claim in a column, and which of its runs diverged."""
-    cells = {name: column.cell(data, name) for name in (*claim.better, *claim.worse)}
-    found = str(judge(claim, {name: cell.accuracy for name, cell in cells.items()}, noise))
-    failed = [name for name, cell in cells.items() if cell.failed]
-    return f"{found}; failed: {', '.join(failed)}" if failed else found
+    models = (*claim.better, *claim.worse)
+    return verdict(claim, {model: column.cell(data, model) for model in models}, noise)
+
+
+def verdict(claim: Claim, cells: Mapping[str, Cell], noise: Noise | None = None) -> str:
+    """What became of a claim, and which of its runs diverged if all were made."""
+    found = str(judge(claim, {model: cell.accuracy for model, cell in cells.items()}, noise))
+    its = {model: cells[model] for model in (*claim.better, *claim.worse)}
+    failed = [model for model, cell in its.items() if cell.failed]
+    made = all(cell.records for cell in its.values())
+    return f"{found}; failed: {', '.join(failed)}" if failed and made else found
 
 
 def _margin(margin: float | None) -> str:
@@ -174,7 +180,7 @@ def _memory(columns: Sequence[Column], models: Sequence[str], sets: Sequence[str
                 gradient.removeprefix("Compiled(").replace("))", ")"),
                 found["parameters of the flow, GB"],
                 "–" if paper is None else f"{paper.parameters:.2g}",
-                f"{found['activations of the flow, GB']} (batch {found['batch']})",
+                _held(found),
                 "–" if paper is None else f"{paper.activations:g}",
             ]
             for gradient, found in known.items()
@@ -191,6 +197,11 @@ def _memory(columns: Sequence[Column], models: Sequence[str], sets: Sequence[str
     )
 
 
+def _held(found: Mapping[str, str]) -> str:
+    held = found["activations of the flow, GB"]
+    return held if held == "–" else f"{held} (batch {found['batch']})"
+
+
 def _choices(choices: Sequence[Choice]) -> str:
     if not choices:
         return ""
@@ -201,11 +212,11 @@ def _choices(choices: Sequence[Choice]) -> str:
             for name, accuracy in choice.candidates.items()
         ]
         edge = f" ({' and '.join(choice.edges)} at the edge)" if choice.edges else ""
-        rows.append([choice.model, ", ".join(shown), f"{choice.chosen or 'none so far'}{edge}"])
+        rows.append([choice.model, ", ".join(shown), f"{choice.chosen}{edge}"])
     return (
         "## How learning rates and scales were chosen\n\n"
         "By accuracy on held-out training images, in per cent; test images took no part. One run "
-        "a candidate: leads below 0.5 or 0.6 points are within the standard error of 5,000 images. "
+        "a candidate: leads below 0.5 to 0.7 points are within the standard error of 5,000 images. "
         "“At the edge”: no smaller, or no larger, one was tried. "
         + provenance([record for choice in choices for record in choice.records])
         + "\n\n"

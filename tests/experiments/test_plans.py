@@ -11,7 +11,7 @@ import nanode.training.setup
 from nanode.data import load
 from nanode.experiments import EXPERIMENTS, Options, fitted_orders, reproduce, tested_orders
 from nanode.experiments.memory import EVALUATIONS, FILE, METHODS
-from nanode.experiments.table1 import candidates
+from nanode.experiments.table1 import candidates, shared
 from nanode.models import create
 from nanode.training import RunRecord
 
@@ -289,6 +289,39 @@ def test_steps_to_a_common_accuracy(tmp_path, write):
 def test_reports_of_nothing(tmp_path, name):
     paths = EXPERIMENTS[name].report(tmp_path, tmp_path / "out", Options())
     assert all(path.stat().st_size > 0 for path in paths)
+
+
+def test_staged_without_a_candidate_that_learns(tmp_path, write):
+    staged, options = EXPERIMENTS["staged"], Options()
+    for run in staged.plan(options, tmp_path):
+        write(run, status="failed")
+    (page,) = staged.report(tmp_path, tmp_path, options)
+    text = page.read_text()
+    assert "still open" not in text
+    assert "CIFAR-10: every candidate failed; CIFAR-100: every candidate failed" in text
+
+
+def test_order_figures_name_what_diverged(tmp_path, write):
+    train, test = (EXPERIMENTS[f"figure-order-{kind}"] for kind in ("train", "test"))
+    for run in (*train.plan(Options()), *test.plan(Options())):
+        diverged = run.config.model in ("t-nanode-30", "b-nanode-9")
+        write(run, status="failed" if diverged else "finished")
+    for experiment in (train, test):
+        experiment.report(tmp_path, tmp_path / "out", Options())
+    text = (tmp_path / "out/figure-order-train.md").read_text()
+    assert text.count("not measured; failed: t-nanode-30") == 2 * len(fitted_orders.FITTED)
+    text = (tmp_path / "out/figure-order-test.md").read_text()
+    assert "T-4 is ahead of B-9: not measured; failed: b-nanode-9." in text
+
+
+def test_tradeoff_says_what_differences_mean(tmp_path, write):
+    for seed, accuracy in enumerate((0.82, 0.83, 0.84)):
+        write(shared("t-nanode-10", "cifar10", Options(), seed), test=accuracy)
+    (_, page) = EXPERIMENTS["tradeoff"].report(tmp_path, tmp_path / "out", Options())
+    text = page.read_text()
+    # √(0.83 · 0.17 / 5,000) and √(0.83 · 0.17 / 10,000)
+    assert "is 0.53 points at 83 per cent on the 5,000 held-out images, 0.38 points at 83" in text
+    assert "3 seeds of order 10 without a penalty vary by 1.00 points there" in text
 
 
 def test_memory(tmp_path, monkeypatch):

@@ -168,9 +168,15 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
         status = "failed" if candidate.lr >= 1 else "finished"
         write(run, validation=0.5 + candidate.lr / 10, status=status)
     assert candidates("auto", options, tmp_path)[len(RATES)][1] == Candidate(lr=0.4, scale=3.0)
-    for run, _ in candidates("t-nanode-10", options, tmp_path):
-        write(run, status="failed")
-    assert choice("t-nanode-10", options, tmp_path) is None
+    for model in (*PAPER, DEEP):
+        for run, _ in candidates(model, options, tmp_path):
+            write(run, status="failed")
+        assert choice(model, options, tmp_path) is None
+    # That is the end of it: nothing follows from such a choice.
+    (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget="short"))
+    text = page.read_text()
+    assert "still open" not in text
+    assert text.count("none: every candidate failed") == len((*PAPER, DEEP))
 
 
 def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):

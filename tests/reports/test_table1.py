@@ -7,6 +7,8 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.selection import Candidate
 from nanode.experiments.table1 import candidates
+from nanode.reports.marks import Mark
+from nanode.reports.records import Cell
 from nanode.training import Metrics, RunRecord
 
 
@@ -128,11 +130,26 @@ def test_marks(write, page, tmp_path):
     found = rows(page(), "Marks that were set beforehand")
     assert found["b-nanode-100, CIFAR-10, longer run, per cent"] == [
         "≥ 93.2",
-        "93.19 (one seed)",
+        "93.19 (seed 0)",
         "**did not hold**",
     ]
     assert found["t-nanode-10, CIFAR-10, longer run, per cent"] == ["≥ 91", "–", "not measured"]
     assert found["t-nanode-10, images a second in training"] == ["≥ 15,900", "16,000", "held"]
+
+
+def test_a_mark_that_is_just_reached_holds(make):
+    mark = Mark.accuracy("of 10,000 images", 95.2, Cell((make(accuracy=0.952),)))
+    assert mark.found < mark.wanted  # 100 times 0.952
+    assert mark.verdict == "held"
+    below = Cell((make(accuracy=0.9519),))
+    assert Mark.accuracy("one image less", mark.wanted, below).verdict == "**did not hold**"
+
+
+def test_marks_that_were_missed_by_diverging(make):
+    mark = Mark.accuracy("of a run that diverged", 90.0, Cell((make(status="failed"),)))
+    assert (str(mark), mark.verdict) == ("failed (seed 0)", "failed")
+    some = Cell((make(accuracy=0.95), make(status="failed", seed=1)))
+    assert str(Mark.accuracy("of two", 90.0, some)) == "95.00 (seed 0); failed (seed 1)"
 
 
 def test_memory_beside_the_papers(write, page):
