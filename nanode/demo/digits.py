@@ -19,7 +19,6 @@ import torch
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table
 from nanode.reports.records import Cell
-from nanode.reports.statistics import Spread, spread
 from nanode.training import RunRecord, TrainConfig, recipe, train
 
 FOLDER = Path("out/demo")
@@ -83,7 +82,8 @@ def summary(cells: Mapping[str, Cell]) -> str:
 
 def panels(cells: Mapping[str, Cell]) -> list[Panel]:
     """How the models learn, and accuracy against what they take in memory."""
-    found = [Panel("Learning", "epoch", "validation accuracy, %", _curves(cells))]
+    curves = {model: cell.curve("validation_accuracy", 100) for model, cell in cells.items()}
+    found = [Panel("Learning", "epoch", "validation accuracy, %", curves)]
     for n, kind in enumerate(("activations held", "parameters")):
         points = {model: [(kilobytes(cell)[n], cell.accuracy)] for model, cell in cells.items()}
         ticks = sorted({x for ((x, _),) in points.values()})
@@ -98,16 +98,6 @@ def kilobytes(cell: Cell) -> tuple[float, float]:
     assert costs is not None
     assert costs.flow_activation_bytes is not None
     return round(costs.flow_activation_bytes / 1e3), round(costs.flow_parameter_bytes / 1e3, 1)
-
-
-def _curves(cells: Mapping[str, Cell]) -> dict[str, list[tuple[float, Spread | None]]]:
-    return {
-        model: [
-            (epochs[0].epoch, spread([100 * (e.validation_accuracy or 0.0) for e in epochs]))
-            for epochs in zip(*(record.curves for record in cell.records), strict=True)
-        ]
-        for model, cell in cells.items()
-    }
 
 
 def _cores() -> int:

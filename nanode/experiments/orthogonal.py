@@ -8,7 +8,6 @@ paper's figure of Chebyshev weights has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import Options, Planned, configured, standing
@@ -17,7 +16,6 @@ from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
-from nanode.reports.statistics import spread
 from nanode.reports.table1 import TITLES
 from nanode.training import RunRecord, TrainConfig
 
@@ -177,35 +175,11 @@ def _verdict(cells: Cells, lr: float, plain: str, orthogonal: str) -> str:
 
 
 def _panels(cells: Cells, lr: float) -> list[Panel]:
+    title = f"learning rate {lr:g}"
     chosen = {name: cells[lr, model] for model, name in MODELS.items()}
-    losses = {
-        name: [[(p.epoch, p.train_loss) for p in record.curves] for record in cell.records]
-        for name, cell in chosen.items()
-    }
-    accuracies = {
-        name: [
-            [
-                (p.epoch, 100 * p.validation_accuracy)
-                for p in record.curves
-                if p.validation_accuracy is not None
-            ]
-            for record in cell.records
-        ]
-        for name, cell in chosen.items()
-    }
+    losses = {name: cell.curve("train_loss") for name, cell in chosen.items()}
+    accuracies = {name: cell.curve("validation_accuracy", 100) for name, cell in chosen.items()}
     return [
-        replace(_panel(f"learning rate {lr:g}", "training loss", losses), y_scale="log"),
-        _panel(f"learning rate {lr:g}", "held-out accuracy, %", accuracies),
+        Panel(title, "epoch", "training loss", losses, y_scale="log"),
+        Panel(title, "epoch", "held-out accuracy, %", accuracies),
     ]
-
-
-def _panel(title: str, y: str, curves: Mapping[str, list[list[tuple[int, float]]]]) -> Panel:
-    series = {
-        # Up to where all have come: without one that diverged the rest would seem to recover.
-        name: [
-            (points[0][0], spread([value for _, value in points]))
-            for points in zip(*runs, strict=False)
-        ]
-        for name, runs in curves.items()
-    }
-    return Panel(title=title, x="epoch", y=y, series=series)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
-from nanode.experiments.orthogonal import _panel, about, collapsed, stumbled
+from nanode.experiments.orthogonal import about, collapsed, stumbled
 from nanode.models import create
 from nanode.training import Epoch, recipe
 
@@ -80,14 +80,6 @@ def test_collapse(write, runs, accuracies, final, on_the_way, for_good):
     given = {"status": "failed"} if final is None else {"validation": final}
     record = replace(write(runs[0], **given), curves=curves)
     assert (stumbled(record), collapsed(record)) == (on_the_way, for_good)
-
-
-def test_a_mean_ends_where_a_seed_does():
-    """Without one that diverged the others would seem to recover."""
-    curves = {"a": [[(1, 2.0), (2, 9.0)], [(1, 4.0), (2, 1.0), (3, 0.5)]], "b": []}
-    series = _panel("title", "loss", curves).series
-    assert [(epoch, found.mean) for epoch, found in series["a"]] == [(1, 3.0), (2, 5.0)]
-    assert series["b"] == []
 
 
 def test_from_start_to_report(tmp_path):

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from nanode.reports import Cell, find_record
+from nanode.training import Epoch
 
 
 def test_a_cell(make):
@@ -23,6 +24,22 @@ def test_failed_runs_show_and_do_not_count(make):
 
 def test_untested_runs_have_no_number(make):
     assert Cell((make(accuracy=None),)).accuracy is None
+
+
+def test_a_mean_ends_where_a_seed_does(make):
+    """Without one that diverged the others would seem to recover."""
+    losses = ([2.0, 9.0], [4.0, 1.0, 0.5])
+    records = [
+        replace(
+            make(seed=seed),
+            curves=tuple(Epoch(epoch=n, step=n, train_loss=x) for n, x in enumerate(found, 1)),
+        )
+        for seed, found in enumerate(losses)
+    ]
+    curve = Cell(tuple(records)).curve("train_loss", 10)
+    assert [(epoch, found.mean) for epoch, found in curve] == [(1, 30.0), (2, 50.0)]
+    assert Cell(tuple(records)).curve("validation_accuracy") == [(1, None), (2, None)]
+    assert Cell().curve("train_loss") == []
 
 
 def test_runs_of_two_configurations_are_not_one_mean(tmp_path, make):
