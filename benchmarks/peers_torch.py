@@ -4,6 +4,7 @@ Every function takes the field and K and returns the solve x0 ↦ x(1). All run 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from block import Field, euler
@@ -76,15 +77,6 @@ def _torchode(field: Field, steps: int, joint: bool) -> Solve:
     return solve
 
 
-def torchode_autodiff(field: Field, steps: int) -> Solve:
-    return _torchode(field, steps, joint=False)
-
-
-def torchode_backsolve(field: Field, steps: int) -> Solve:
-    """The joint form: the other one carries a copy of all coefficients' adjoints per sample."""
-    return _torchode(field, steps, joint=True)
-
-
 def _torchdyn(field: Field, steps: int, sensitivity: str) -> Solve:
     from torchdyn.core import ODEProblem
 
@@ -94,20 +86,13 @@ def _torchdyn(field: Field, steps: int, sensitivity: str) -> Solve:
     ]
 
 
-def torchdyn_autograd(field: Field, steps: int) -> Solve:
-    return _torchdyn(field, steps, "autograd")
-
-
-def torchdyn_adjoint(field: Field, steps: int) -> Solve:
-    return _torchdyn(field, steps, "adjoint")
-
-
 SYSTEMS: dict[str, Callable[[Field, int], Solve]] = {
     "torch-loop": torch_loop,
     "torchdiffeq-odeint": torchdiffeq_odeint,
     "torchdiffeq-adjoint": torchdiffeq_adjoint,
-    "torchode-autodiff": torchode_autodiff,
-    "torchode-backsolve": torchode_backsolve,
-    "torchdyn-autograd": torchdyn_autograd,
-    "torchdyn-adjoint": torchdyn_adjoint,
+    "torchode-autodiff": partial(_torchode, joint=False),
+    # The joint form: the other one carries a copy of all coefficients' adjoints per sample.
+    "torchode-backsolve": partial(_torchode, joint=True),
+    "torchdyn-autograd": partial(_torchdyn, sensitivity="autograd"),
+    "torchdyn-adjoint": partial(_torchdyn, sensitivity="adjoint"),
 }
