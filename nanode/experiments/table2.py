@@ -1,6 +1,6 @@
 """Table 2: video prediction by SVG, and with autonomous and non-autonomous flows in it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +10,20 @@ from nanode.experiments.video import (
     BAIR,
     DETERMINISTIC,
     STOCHASTIC,
-    Early,
     Runs,
-    VideoRun,
     has_bair,
     place_of,
     planned,
     runs_in,
     trivial,
 )
-from nanode.experiments.video_costs import (
-    MEMORY,
-    measure,
-    memory_section,
-    speed_section,
-    verdict,
-)
-from nanode.reports.claims import WORDS, Claim, judge
+from nanode.experiments.video_costs import MEMORY, measure, memory_section, speed_section, verdict
+from nanode.experiments.video_losses import comparisons, mean_text
+from nanode.reports.claims import WORDS
 from nanode.reports.markdown import table, write_page
-from nanode.reports.paper import TABLE2
 from nanode.reports.settings import commit
-from nanode.reports.statistics import Spread, spread
-from nanode.training.video import Elbo, Point, VideoCosts
-
-#: Ratios are of −ELBO: below 1 is ahead of SVG.
-CLAIMS = (
-    Claim("NANODE reaches a lower −ELBO than SVG", ("svg",), ("svg-nanode",)),
-    Claim("NANODE reaches a lower −ELBO than Auto", ("svg-auto",), ("svg-nanode",)),
-)
-#: Of Moving MNIST and of BAIR.
-AUTO = (
-    Claim("Auto stays behind SVG on Moving MNIST", ("svg-auto",), ("svg",)),
-    Claim("Auto reaches a lower −ELBO than SVG on BAIR", ("svg",), ("svg-auto",)),
-)
-#: A run ends with the steps that pass its limit, and a GPU may be behind: its last point is late.
-LATE = 1.05
+from nanode.reports.statistics import spread
+from nanode.training.video import VideoCosts
 
 ABOUT = (
     "SVG-LP with the VGG backbone; in Auto and NANODE each run of channel-preserving layers is one "
@@ -90,102 +69,6 @@ class Table2:
         return [write_page(out / "table2.md", "Table 2: video prediction", parts)]
 
 
-# ---- −ELBO after the same time and after the same steps
-
-
-def comparisons(title: str, runs: Runs, column: int) -> list[str]:
-    """Two tables of one data set, of the models that there are runs of; none without SVG's."""
-    runs = {model: found for model, found in runs.items() if found}
-    every = [run for found in runs.values() for run in found]
-    if "svg" not in runs:
-        return []
-    seconds = min(run.record.curves[-1].seconds for run in every)
-    steps = _shared_steps(every)
-    return [
-        _comparison(
-            f"{title}, after the same time: {seconds / 60:.3g} min of training",
-            runs,
-            column,
-            lambda point: point.seconds <= LATE * seconds,
-        ),
-        _comparison(
-            f"{title}, after the same number of steps: {steps:,}",
-            runs,
-            column,
-            lambda point: point.step <= steps,
-        ),
-    ]
-
-
-def _shared_steps(runs: Sequence[VideoRun]) -> int:
-    """The last step at which all runs were both averaged and tested.
-
-    The end of the slowest run isn't: its test there would stand beside earlier ones of the others.
-    """
-    curves = [points for run in runs for points in (run.record.curves, run.record.tests)]
-    shared = set.intersection(*({point.step for point in points} for points in curves))
-    return max(shared, default=min(points[-1].step for points in curves))
-
-
-def _comparison(title: str, runs: Runs, column: int, early: Early) -> str:
-    header = ["model", "seeds", "steps", "−ELBO", "ratio to SVG", "paper's ratio"]
-    header += ["test −ELBO", "ratio to SVG", "−ELBO per frame", "per pixel (H·W)", "over β"]
-    rows, ratios = [], {}
-    for model, found in runs.items():
-        best = [run.lowest(early) for run in found]
-        ratios[model] = _ratios(runs, model, lambda run: run.lowest(early))
-        scales = [_elbo(run, point) for run, point in zip(found, best, strict=True)]
-        rows.append(
-            [
-                model,
-                len(found),
-                _mean([run.made(early) for run in found], ".0f"),
-                _mean([elbo.loss_sum for elbo in scales if elbo], ".5f"),
-                _shown(ratios[model]),
-                f"{TABLE2[model][column] / TABLE2['svg'][column]:.3f}",
-                _mean([p.loss for run in found if (p := run.lowest(early, test=True))], ".5f"),
-                _shown(_ratios(runs, model, lambda run: run.lowest(early, test=True))),
-                _mean([elbo.loss_per_frame for elbo in scales if elbo], ".3e"),
-                _mean([elbo.loss_per_pixel for elbo in scales if elbo], ".3e"),
-                _mean([elbo.loss_over_beta for elbo in scales if elbo], ".1f"),
-            ]
-        )
-    if ratios["svg"] is not None:
-        ratios["svg"] = Spread(1.0, None, 0)  # to itself, whatever the seed
-    verdicts = [f"- {claim.text}: {judge(claim, ratios)}" for claim in (*CLAIMS, AUTO[column])]
-    return f"## {title}\n\n{table(header, rows)}\n\n" + "\n".join(verdicts)
-
-
-def _ratios(runs: Runs, model: str, lowest: Callable[[VideoRun], Point | None]) -> Spread | None:
-    """A model's loss over SVG's, seed by seed."""
-    ours, base = (
-        {run.record.seed: point.loss for run in runs[name] if (point := lowest(run))}
-        for name in (model, "svg")
-    )
-    return spread([ours[seed] / base[seed] for seed in ours if seed in base])
-
-
-def _elbo(run: VideoRun, point: Point | None) -> Elbo | None:
-    config = run.record.config
-    if point is None:
-        return None
-    return Elbo.of(point.mse, point.kld, config.beta, config.length - 1, pixels=64 * 64)
-
-
-def _shown(value: Spread | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value.mean:.3f}" + ("" if value.deviation is None else f" ± {value.deviation:.3f}")
-
-
-def _mean(values: Sequence[float], style: str) -> str:
-    found = spread(values)
-    if found is None:
-        return "–"
-    shown = format(found.mean, style)
-    return shown if not found.deviation else f"{shown} ± {format(found.deviation, style)}"
-
-
 # ---- speed, pictures, and how it was run
 
 
@@ -229,8 +112,8 @@ def _clips(title: str, runs: Runs, least: Mapping[str, Any]) -> str:
                     len(known),
                     f"{first['sequences']} × {first['samples']}",
                     f"{first['n_past']} → {first['length'] - first['n_past']}",
-                    _mean([sum(c["psnr"]) / len(c["psnr"]) for c in known], ".2f"),
-                    _mean([sum(c["ssim"]) / len(c["ssim"]) for c in known], ".4f"),
+                    mean_text([sum(c["psnr"]) / len(c["psnr"]) for c in known], ".2f"),
+                    mean_text([sum(c["ssim"]) / len(c["ssim"]) for c in known], ".4f"),
                 ]
             )
     if not rows:

@@ -8,9 +8,10 @@ import pytest
 
 from nanode.experiments import EXPERIMENTS, Options, reproduce
 from nanode.experiments.plan import standing
-from nanode.experiments.table2 import _missing, _speeds, comparisons
+from nanode.experiments.table2 import _missing, _speeds
 from nanode.experiments.video import MODELS, planned, runs_in
 from nanode.experiments.video_costs import MEMORY, memory_section, speed_section
+from nanode.experiments.video_losses import comparisons
 from nanode.models.video import create
 from nanode.reports.paper import TABLE2
 from nanode.training.records import Times
