@@ -65,9 +65,9 @@ def _fill(axis: Any, panel: Panel) -> None:
     low, high = axis.get_ylim()
     if panel.y_scale == "log" and high < 10 * low:  # else powers of ten say enough
         axis.yaxis.set_minor_formatter("{x:g}")
-    values = [value.mean for points in panel.series.values() for _, value in points if value]
-    if panel.y_scale == "linear" and all(value == int(value) for value in values):
-        axis.yaxis.get_major_locator().set_params(integer=True)  # counts
+    points = [point for points in panel.series.values() for point in points]
+    _whole(axis.xaxis, panel.scale, [x for x, _ in points])
+    _whole(axis.yaxis, panel.y_scale, [value.mean for _, value in points if value])
     if panel.ticks:
         axis.plot([min(panel.ticks), max(panel.ticks)], [math.nan] * 2)  # shows x from end to end
         axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
@@ -83,3 +83,9 @@ def _fill(axis: Any, panel: Panel) -> None:
     else:
         axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "nothing to show yet", ha="center", transform=axis.transAxes)
+
+
+def _whole(axis: Any, scale: str, values: Sequence[float]) -> None:
+    """Ticks at whole numbers where values are counts."""
+    if scale == "linear" and values and all(value == int(value) for value in values):
+        axis.get_major_locator().set_params(integer=True)
