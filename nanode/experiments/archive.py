@@ -7,13 +7,16 @@ a file of its own because these are large: model, average and momentum make thre
 """
 
 import gzip
+import io
 import json
 import os
 import re
 import shutil
 import tarfile
+import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +28,10 @@ from nanode.training.files import check_writable, write_atomically
 
 RECORD, MEMORY, TRIVIAL = "run.json", "memory.json", "trivial.json"
 WEIGHTS = ("best.safetensors", "final.safetensors")
+CHECKPOINT = ("weights.safetensors", "state.pt")
+#: How often a run may move on while it is being read.
+TRIES = 10
+File = tuple[Path, bytes]
 #: Folders that can't lead out of the root.
 _FOLDERS = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 _CHECKPOINT = re.compile(r".*/checkpoints/step-\d{8,}", re.ASCII)
@@ -32,8 +39,8 @@ _CHECKPOINT = re.compile(r".*/checkpoints/step-\d{8,}", re.ASCII)
 
 def write_records(path: Path, root: Path) -> None:
     """Write an archive of all records below a root, all or nothing."""
-    files = [folder / name for folder in _folders(root) for name in _files()]
-    _write(path, root, files)
+    paths = (folder / name for folder in _folders(root) for name in _files())
+    _write(path, root, ((file, file.read_bytes()) for file in paths if file.exists()))
 
 
 def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -> None:
@@ -42,21 +49,38 @@ def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -
     Of a run that is only still to be measured these are the final ones. If there is no such run,
     neither is the archive: an earlier one is removed.
     """
-    files: list[Path] = []
-    for folder in _folders(root):
-        checkpoint, final = last_checkpoint(folder), folder / WEIGHTS[1]
-        if folder.relative_to(root).as_posix() in unmeasured and final.exists():
-            weights = [final]
-        elif checkpoint is not None and (record := _document(folder))["status"] == "running":
-            best = [folder / WEIGHTS[0]] if record["config"].get("select") == "best" else []
-            weights = [*checkpoint.iterdir(), *best]
-        else:
-            continue
-        files += [folder / RECORD, folder / "log.jsonl", *weights]
-    if files:
-        _write(path, root, files, effort=1)
-    else:
+    names = {folder: folder.relative_to(root).as_posix() for folder in _folders(root)}
+    runs = (_read_unfinished(folder, name in unmeasured) for folder, name in names.items())
+    files = chain.from_iterable(runs)
+    first = next(files, None)
+    if first is None:
         path.unlink(missing_ok=True)
+    else:
+        _write(path, root, chain([first], files), effort=1)
+
+
+def _read_unfinished(folder: Path, over: bool) -> list[File]:
+    """All that a run goes on from, read at once: its process may write a later checkpoint."""
+    for _ in range(TRIES):
+        try:
+            return [(path, path.read_bytes()) for path in _unfinished(folder, over)]
+        except FileNotFoundError:
+            continue
+    return []
+
+
+def _unfinished(folder: Path, over: bool) -> list[Path]:
+    """What a run goes on from; of one that is ``over`` but for its measurement, final weights."""
+    checkpoint, best, final = last_checkpoint(folder), *(folder / name for name in WEIGHTS)
+    if over and final.exists():
+        weights = [final]
+    elif checkpoint is not None and (record := _document(folder))["status"] == "running":
+        weights = [checkpoint / name for name in CHECKPOINT]
+        weights += [best] if record["config"].get("select") == "best" and best.exists() else []
+    else:
+        return []
+    log = folder / "log.jsonl"
+    return [folder / RECORD, *([log] if log.exists() else []), *weights]
 
 
 def restore(path: Path, root: Path) -> list[str]:
@@ -114,7 +138,7 @@ def _document(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         known = {"status": found["status"], "config": dict(found["config"])}
-        return known | {time: found.get(time) or "" for time in ("started", "ended")}
+        return known | {at: found.get(at) or "" for at in ("started", "ended")}
     except (OSError, ValueError, KeyError, TypeError) as why:
         raise ValueError(f"can't read the run record {path}: {why!r}") from why
 
@@ -146,20 +170,15 @@ def _started(folder: Path) -> str:
 # ---- in and out
 
 
-def _write(path: Path, root: Path, files: Iterable[Path], effort: int = 6) -> None:
+def _write(path: Path, root: Path, files: Iterable[File], effort: int = 6) -> None:
     def write(half: Path) -> None:
         with tarfile.open(half, "w:gz", compresslevel=effort) as archive:
-            for file in filter(Path.is_file, files):
-                name = file.relative_to(root).as_posix()
-                archive.add(file, name, recursive=False, filter=_anonymous)
+            for file, content in files:
+                member = tarfile.TarInfo(file.relative_to(root).as_posix())
+                member.size, member.mtime = len(content), int(time.time())
+                archive.addfile(member, io.BytesIO(content))
 
     write_atomically(path, write)
-
-
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
 
 
 def _opened(path: Path) -> tarfile.TarFile:
@@ -176,7 +195,7 @@ def _opened(path: Path) -> tarfile.TarFile:
 def _check_names(archive: tarfile.TarFile, path: Path) -> None:
     for member in archive:
         folder, _, file = member.name.rpartition("/")
-        resume = file in ("weights.safetensors", "state.pt") and _CHECKPOINT.fullmatch(folder)
+        resume = file in CHECKPOINT and _CHECKPOINT.fullmatch(folder)
         known = resume or file in (*_files(), *WEIGHTS)
         if not (member.isreg() and known and _FOLDERS.fullmatch(folder)):
             raise ValueError(f"the archive {path} holds {member.name!r}, which isn't expected")

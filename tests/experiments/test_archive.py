@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from nanode.experiments import archive
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.training import RunRecord
 from tests.experiments.runs import execute, outcomes
@@ -97,6 +98,28 @@ def test_several_unfinished_runs(tmp_path, runs, steps):
     list(outcomes(runs[:1], tmp_path / "root", stop=until(steps, 6)))
     write_unfinished(tmp_path / "some.tar.gz", tmp_path / "root")
     assert restore(tmp_path / "some.tar.gz", tmp_path / "here") == ["some/seed0", "some/seed1"]
+
+
+def test_a_run_that_another_process_goes_on_with(tmp_path, runs, steps, monkeypatch):
+    """Between a look at its folder and the reading of it, a later checkpoint takes its place."""
+    root, path, moves = tmp_path / "root", tmp_path / "some.tar.gz", []
+    list(outcomes(runs[:1], root, stop=until(steps, 6)))
+
+    def last_checkpoint(folder):
+        found = original(folder)
+        if len(moves) < 2:
+            moves.append(found.rename(found.with_name(f"step-{7 + len(moves):08d}")))
+        return found
+
+    original = archive.last_checkpoint
+    monkeypatch.setattr(archive, "last_checkpoint", last_checkpoint)
+    write_unfinished(path, root)
+    monkeypatch.undo()
+    assert restore(path, tmp_path / "here") == ["some/seed0"]
+    assert [name for name in files(tmp_path / "here") if "step" in name] == [
+        "some/seed0/checkpoints/step-00000008/state.pt",
+        "some/seed0/checkpoints/step-00000008/weights.safetensors",
+    ]
 
 
 def test_what_is_further_stays(tmp_path, runs, steps):
