@@ -118,9 +118,12 @@ def check_target(path: Path) -> None:
 
 def _folders(root: Path) -> list[Path]:
     """All that hold a record, or a measurement that belongs to no run."""
-    found = (path for name in (RECORD, MEMORY, TRIVIAL) for path in root.rglob(name))
-    seen = {p.parent for p in found if not any(n[0] == "." for n in p.relative_to(root).parts)}
-    return sorted(seen)
+    found = []
+    for folder, inside, names in os.walk(root):  # not rglob: other processes remove checkpoints
+        inside[:] = [name for name in inside if name[0] != "."]
+        if not {RECORD, MEMORY, TRIVIAL}.isdisjoint(names):
+            found.append(Path(folder))
+    return sorted(found)
 
 
 def _measured() -> Iterator[str]:
