@@ -156,8 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", default="short", choices=BUDGETS)
     parser.add_argument("--data-root", help="where data sets are")
     parser.add_argument("--minutes", type=float, help="stop, resumably, after so long")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="runs by name")
-    parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="KEY=VALUE")
+    several: dict[str, Any] = {"nargs": "+", "default": [], "action": "extend"}
+    parser.add_argument("--only", **several, metavar="PATTERN", help="runs by name")
+    parser.add_argument("--set", **several, type=_setting, metavar="KEY=VALUE")
     parser.add_argument("--prune", action="store_true", help="keep no weights of runs that ended")
     parser.add_argument(
         "--archive",
@@ -173,8 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--restore",
-        nargs="+",
-        default=[],
+        **several,
         type=Path,
         metavar="FILE.tar.gz",
         help="first unpack such archives below the root; runs that are further there stay",

@@ -9,7 +9,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from nanode.training.setup import Setup, compiled
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+T = TypeVar("T")
 
 
 def describe(name: str, block: ODEBlock) -> Flow:
@@ -52,20 +55,16 @@ def measure_costs(setup: Setup) -> Costs:
         costs = costs_of_step(setup, model, loss, images)
         if setup.config.profile:
             inputs, _ = _inputs(model, loss)
-            alone, whole = _seconds_of_passes(model, inputs, images, labels, setup)
-            costs = replace(costs, flow_time_share=alone / whole, flow_seconds=alone)
+            seconds = partial(_seconds_of_passes, model, inputs, images, labels, setup)
+            if (found := _if_it_fits(seconds, images.device)) is not None:
+                alone, whole = found
+                costs = replace(costs, flow_time_share=alone / whole, flow_seconds=alone)
     return costs
 
 
 def costs_of_step(setup: Any, model: nn.Module, loss: Callable[[], Tensor], data: Tensor) -> Costs:
     """What a step costs with a copy of a setup's model; ``loss`` runs its forward pass on data."""
-    try:
-        held = _held_bytes(model, loss, data, setup.fabric)
-    except torch.OutOfMemoryError:
-        # Fused and captured solves hold less than plain ones: the run may fit all the same.
-        held = {}
-    if not held and data.is_cuda:
-        torch.cuda.empty_cache()  # what has failed has reserved all there is
+    held = _if_it_fits(partial(_held_bytes, model, loss, data, setup.fabric), data.device)
     moved = {id(p): p for block in flows(model).values() for p in block.parameters()}
     return Costs(
         batch_size=setup.config.batch_size,
@@ -73,8 +72,23 @@ def costs_of_step(setup: Any, model: nn.Module, loss: Callable[[], Tensor], data
         parameters=sum(p.numel() for p in model.parameters()),
         parameter_bytes=sum(p.nbytes for p in model.parameters()),
         flow_parameter_bytes=sum(p.nbytes for p in moved.values()),
-        **held,
+        **(held or {}),
     )
+
+
+def _if_it_fits(measure: Callable[[], T], device: torch.device) -> T | None:
+    """What is measured on a device; None if its memory is too small for that.
+
+    A run may fit all the same: plain solves hold more than its own fused or captured ones.
+    """
+    try:
+        return measure()
+    except RuntimeError as why:  # libraries have errors of their own for it
+        if not isinstance(why, torch.OutOfMemoryError) and "ALLOC_FAILED" not in str(why):
+            raise
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what has failed has reserved all there is
+    return None
 
 
 def _held_bytes(

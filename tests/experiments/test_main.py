@@ -16,7 +16,8 @@ def test_carries_out_lists_and_reports(tmp_path, capsys):
     root = ["--root", str(tmp_path)]
     assert main([*ARGUMENTS, *root, "--list"]) == 0
     assert capsys.readouterr().out == "open      table1/digits/shared/auto/seed0\n"
-    assert main([*ARGUMENTS, *root, "--set", "progress=false", "batch_size=64", "--prune"]) == 0
+    changes = ["--set", "progress=false", "--set", "batch_size=64"]  # each of them counts
+    assert main([*ARGUMENTS, *root, *changes, "--prune"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert found["name"] == "table1/digits/shared/auto/seed0"

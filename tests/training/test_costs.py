@@ -3,6 +3,7 @@
 import gc
 import weakref
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,16 +52,27 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
     assert found.flow_activation_bytes == found.flow_peak_bytes == 0
 
 
-def test_what_does_not_fit_the_device_is_not_measured(config, monkeypatch):
+@pytest.mark.parametrize(
+    "full",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_what_does_not_fit_the_device_is_not_measured(config, monkeypatch, full):
     """A compiled run may fit where plain PyTorch, by which costs are measured, doesn't."""
-
-    def full(*inputs):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr("nanode.training.costs.measure_memory", full)
+    monkeypatch.setattr("nanode.training.costs.measure_memory", Mock(side_effect=full))
     found = costs(config, steps=2)
     assert found.flow_activation_bytes is found.flow_peak_bytes is found.saved_bytes is None
     assert found.flow_parameter_bytes == 4 * 5 * (272 + 48)
+    monkeypatch.undo()
+    monkeypatch.setattr("nanode.training.costs._seconds", Mock(side_effect=full))
+    found = costs(replace(config, profile=True), steps=2)
+    assert found.flow_time_share is found.flow_seconds is None
+    assert found.flow_activation_bytes is not None
+    monkeypatch.setattr("nanode.training.costs._seconds", Mock(side_effect=RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        costs(replace(config, profile=True), steps=2)
 
 
 def test_measuring_frees_what_it_made(config, monkeypatch):
