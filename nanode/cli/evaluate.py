@@ -13,7 +13,7 @@ from nanode.training.video import evaluate_video, is_video_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clips:
+class VideoOptions:
     """What ``evaluate_video`` alone takes; where None, its own default holds."""
 
     sequences: int | None = None
@@ -32,7 +32,7 @@ class Clips:
     """Video: stored norm statistics, or those of each batch, as the original SVG generates."""
 
 
-DEFAULT = Clips()
+DEFAULT = VideoOptions()
 
 
 def command(
@@ -42,7 +42,7 @@ def command(
     split: Literal["test", "validation", "train"] = "test",
     device: Literal["auto", "cpu", "cuda"] | None = None,
     data_root: str | None = None,
-    clips: Annotated[Clips, Parameter(name="*")] = DEFAULT,
+    video: Annotated[VideoOptions, Parameter(name="*")] = DEFAULT,
     out: Path | None = None,
 ) -> None:
     """Measure the final weights of a finished run, with their stored norm statistics.
@@ -63,7 +63,7 @@ def command(
     out
         Video: a JSON file for all numbers.
     """
-    given = {name: value for name, value in asdict(clips).items() if value is not None}
+    given = {name: value for name, value in asdict(video).items() if value is not None}
     if is_video_run(run):
         _video(run, out, split=split, device=device, data_root=data_root, **given)
         return

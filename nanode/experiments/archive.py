@@ -59,28 +59,32 @@ def write_unfinished(path: Path, root: Path, unmeasured: Collection[str] = ()) -
         _write(path, root, chain([first], files), effort=1)
 
 
-def _read_unfinished(folder: Path, over: bool) -> list[File]:
+def _read_unfinished(folder: Path, unmeasured: bool) -> list[File]:
     """All that a run goes on from, read at once: its process may write a later checkpoint."""
     for _ in range(TRIES):
         try:
-            return [(path, path.read_bytes()) for path in _unfinished(folder, over)]
+            return _unfinished(folder, unmeasured)
         except FileNotFoundError:
-            continue
-    return []
+            time.sleep(0.1)
+    raise ValueError(f"can't archive {folder}: its checkpoint lacks a file, or keeps changing")
 
 
-def _unfinished(folder: Path, over: bool) -> list[Path]:
-    """What a run goes on from; of one that is ``over`` but for its measurement, final weights."""
-    checkpoint, best, final = last_checkpoint(folder), *(folder / name for name in WEIGHTS)
-    if over and final.exists():
-        weights = [final]
-    elif checkpoint is not None and (record := _document(folder))["status"] == "running":
-        weights = [checkpoint / name for name in CHECKPOINT]
-        weights += [best] if record["config"].get("select") == "best" and best.exists() else []
+def _unfinished(folder: Path, unmeasured: bool) -> list[File]:
+    """What a run goes on from; of one that is only still to be measured, final weights."""
+    path, log, *weights = (folder / name for name in (RECORD, "log.jsonl", *WEIGHTS))
+    if not path.exists():
+        return []
+    content = path.read_bytes()  # the first of its files, which decides
+    record, checkpoint, (best, final) = _known(path, content), last_checkpoint(folder), weights
+    if unmeasured and final.exists():
+        needed = [final]
+    elif checkpoint is not None and record["status"] == "running":
+        needed = [checkpoint / name for name in CHECKPOINT]
+        needed += [best] if record["config"].get("select") == "best" and best.exists() else []
     else:
         return []
-    log = folder / "log.jsonl"
-    return [folder / RECORD, *([log] if log.exists() else []), *weights]
+    needed += [log] if log.exists() else []
+    return [(path, content), *((file, file.read_bytes()) for file in needed)]
 
 
 def restore(path: Path, root: Path) -> list[str]:
@@ -136,13 +140,21 @@ def _files() -> list[str]:
 
 
 def _document(folder: Path) -> dict[str, Any]:
-    """A folder's record, as far as it must be known here, for any kind of run."""
+    """What a folder's record says."""
     path = folder / RECORD
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return _known(path, path.read_bytes())
+    except OSError as why:
+        raise ValueError(f"can't read the run record {path}: {why!r}") from why
+
+
+def _known(path: Path, content: bytes) -> dict[str, Any]:
+    """A record, as far as it must be known here, for any kind of run."""
+    try:
+        found = json.loads(content)
         known = {"status": found["status"], "config": dict(found["config"])}
         return known | {at: found.get(at) or "" for at in ("started", "ended")}
-    except (OSError, ValueError, KeyError, TypeError) as why:
+    except (ValueError, KeyError, TypeError) as why:
         raise ValueError(f"can't read the run record {path}: {why!r}") from why
 
 

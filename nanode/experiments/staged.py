@@ -45,9 +45,8 @@ RATES = (0.2, 0.4, 0.8)
 #: Beside the NANODEs' own scale of 1, at the best rate. At 6 every step is one whole dt of 1.
 SCALES = (2.5, 6.0)
 SELECT_EPOCHS = 30
-#: Accuracies are about these, of candidates and at the end, on the two data sets: for the standard
-#: errors that the page names.
-CANDIDATES_ABOUT, FINALLY_ABOUT = (0.94, 0.78), (0.96, 0.78)
+#: About what is reached on the two data sets: for the standard errors that the page names.
+CANDIDATE_ACCURACIES, FINAL_ACCURACIES = (0.94, 0.78), (0.96, 0.78)
 #: Shares of batches with boxes of other images; longer, since what keeps from fitting pays late.
 MIXING = (0.0, 0.5)
 MIXING_EPOCHS = 75
@@ -61,7 +60,7 @@ ABOUT = (
     "alone: a ResNet's is its depth. Of the two "
     "untied ResNets the first has the NANODEs' parameter count, the second their compute. The "
     f"standard error of an accuracy on {TESTED:,} test images is "
-    f"{', '.join(error_text(accuracy, TESTED) for accuracy in FINALLY_ABOUT)}, seeds apart: "
+    f"{', '.join(error_text(accuracy, TESTED) for accuracy in FINAL_ACCURACIES)}, seeds apart: "
     f"smaller leads decide nothing. Others, as they report: {PEERS}."
 )
 
@@ -159,7 +158,7 @@ def mixing(data: str, options: Options, root: Path | None) -> Round:
 
 
 def choice(data: str, options: Options, root: Path | None) -> Candidate | None:
-    """What all rows share on a data set; None as long as records are missing."""
+    """What all rows share on a data set; None while it is open, or if all candidates failed."""
     return best(mixing(data, options, root), root, HELD_OUT)
 
 
@@ -218,7 +217,7 @@ def _choice(root: Path, options: Options) -> str:
         f"{TITLES[data]}: {found or ('still open' if _open(data, options, root) else ALL_FAILED)}"
         for data, found in chosen.items()
     ]
-    errors = ", ".join(error_text(accuracy, HELD_OUT) for accuracy in CANDIDATES_ABOUT)
+    errors = ", ".join(error_text(accuracy, HELD_OUT) for accuracy in CANDIDATE_ACCURACIES)
     rate, scale = best(_rates(options), root), best(_scales(options, root), root, HELD_OUT)
     edges = ["rate"] if rate is not None and rate.lr in (RATES[0], RATES[-1]) else []
     edges += ["scale"] if scale is not None and scale.scale in (None, SCALES[-1]) else []

@@ -160,7 +160,7 @@ def _scale(model: str) -> float:
 
 
 def choice(model: str, options: Options, root: Path | None) -> Candidate | None:
-    """A row's best candidate on held-out images; None as long as records are missing."""
+    """A row's best candidate on held-out images; None while it is open, or if all failed."""
     found = candidates(model, options, root)
     return best(found, root) if len(found) > len(RATES) else None
 
@@ -184,7 +184,7 @@ def _candidate(candidate: Candidate, model: str, data: str, options: Options) ->
 def own(
     model: str, data: str, options: Options, root: Path | None, seed: int = 0
 ) -> Planned | None:
-    """A row's run at its own best, which may be the shared one; None as long as that is open."""
+    """A row's run at its own best, which may be the shared one; None without a choice."""
     chosen = choice(model, options, root)
     if chosen is None:
         return None
@@ -286,7 +286,7 @@ def _own_column(root: Path, options: Options) -> Column:
 
 def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
     cell = _chosen_cell("own", model, data, options, root)
-    left = _left_to_longer(model, options) and not cell.records
+    left = _left_to_longer(model, options) and not cell.records and cell.note != ALL_FAILED
     return Cell(note="left to the longer run") if left else cell
 
 
@@ -294,15 +294,23 @@ def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path
     """The runs of a row's choice; while that is open, of the best of the candidates so far."""
     chosen, note = choice(model, options, root), ""
     if chosen is None and _choice_made(model, options, root) is not None:
-        tried = candidates(model, options, root)
-        over = [(run, candidate) for run, candidate in tried if find_record(root, run.name)]
-        chosen = best(over, root)
-        note = "choice still open" if is_open(tried, root) else ALL_FAILED
-    if chosen is None:
+        chosen = _best_so_far(model, options, root)
+        still = is_open(candidates(model, options, root), root)
+        note = "choice still open" if still else ALL_FAILED
+    shared_is_best = chosen is not None and stage == "own" and is_shared(chosen, options)
+    if chosen is None or (note and shared_is_best):  # what is shared is in its own column already
         return Cell(note=note)
-    if stage == "own" and is_shared(chosen, options):
-        return Cell.seeds(root, f"table1/{data}/shared/{model}", note or "as shared")
+    if shared_is_best:
+        return Cell.seeds(root, f"table1/{data}/shared/{model}", "as shared")
     return Cell.seeds(root, _folder(stage, model, data, chosen), note)
+
+
+def _best_so_far(model: str, options: Options, root: Path) -> Candidate | None:
+    """Of the candidates that are over, also of scales at what was the best rate once."""
+    scales = (None, *(scale for scale in SCALES if scale != _scale(model)))
+    every = [Candidate(lr, scale) for lr in RATES for scale in scales]
+    runs = [(_candidate(c, model, options.main, options), c) for c in every]
+    return best([(run, c) for run, c in runs if find_record(root, run.name)], root)
 
 
 def _inverted_column(root: Path, options: Options) -> Column:

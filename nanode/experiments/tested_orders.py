@@ -110,7 +110,7 @@ def _base(model: str) -> str:
 def planned(
     model: str, options: Options, column: str, root: Path | None, seed: int = 0
 ) -> Planned | None:
-    """A run, which may be one of Table 1; None as long as that is open."""
+    """A run, which may be one of Table 1; None without a choice there."""
     base = _base(model)
     ours = shared(base, options.main, options, seed)
     theirs = own(base, options.main, options, root, seed) if column == "own" else ours

@@ -23,8 +23,8 @@ ORDER = 10
 #: recipe's learning rate of 0.1, steps with momentum 0.9 would amplify it from a weight of 0.04 on.
 PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2)
 ORDERS = (1, 2, 4)
-#: Accuracies are about this: for the standard errors that the page names.
-ABOUT_THIS = 0.83
+#: About what is reached: for the standard errors that the page names.
+TYPICAL_ACCURACY = 0.83
 
 
 ABOUT = (
@@ -104,9 +104,9 @@ class Read:
 def _doubt(root: Path, options: Options) -> str:
     """What a difference between two runs must exceed to say anything."""
     words = (
-        f"The standard error of an accuracy is {error_text(ABOUT_THIS, HELD_OUT)} on the "
-        f"{HELD_OUT:,} held-out images, {error_text(ABOUT_THIS, TESTED)} on the {TESTED:,} of the "
-        "test set"
+        f"The standard error of an accuracy is {error_text(TYPICAL_ACCURACY, HELD_OUT)} on the "
+        f"{HELD_OUT:,} held-out images, {error_text(TYPICAL_ACCURACY, TESTED)} on the "
+        f"{TESTED:,} of the test set"
     )
     seeds, _, _ = shared(f"t-nanode-{ORDER}", options.main, options).name.rpartition("/")
     accuracy = Cell.seeds(root, seeds).accuracy

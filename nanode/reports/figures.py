@@ -69,7 +69,6 @@ def _fill(axis: Any, panel: Panel) -> None:
     _whole(axis.xaxis, panel.scale, [x for x, _ in points])
     _whole(axis.yaxis, panel.y_scale, [value.mean for _, value in points if value])
     if panel.ticks:
-        axis.plot([min(panel.ticks), max(panel.ticks)], [math.nan] * 2)  # shows x from end to end
         axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
         axis.minorticks_off()
     axis.set_title(panel.title, fontsize=10)
@@ -87,5 +86,5 @@ def _fill(axis: Any, panel: Panel) -> None:
 
 def _whole(axis: Any, scale: str, values: Sequence[float]) -> None:
     """Ticks at whole numbers where values are counts."""
-    if scale == "linear" and values and all(value == int(value) for value in values):
+    if scale == "linear" and values and all(value % 1 == 0 for value in values):
         axis.get_major_locator().set_params(integer=True)

@@ -86,15 +86,15 @@ class Cell:
         return spread([100 * accuracy for accuracy in tested if accuracy is not None])
 
     def curve(self, name: str, factor: float = 1.0) -> list[tuple[float, Spread | None]]:
-        """What an ``Epoch`` calls so, by epoch: means over the runs, up to where all of them came.
+        """The field of ``Epoch`` with that name, by epoch: means over the runs, where all have it.
 
-        Further on, without one that diverged, the rest would seem to recover.
+        Where one that diverged has none, the rest would seem to recover.
         """
         found = []
         for points in zip(*(record.curves for record in self.records), strict=False):
             values = [getattr(point, name) for point in points]
             known = [factor * value for value in values if value is not None]
-            found.append((points[0].epoch, spread(known)))
+            found.append((points[0].epoch, spread(known) if len(known) == len(values) else None))
         return found
 
     def __str__(self) -> str:

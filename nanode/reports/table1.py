@@ -40,7 +40,7 @@ class Choice:
     model: str
     #: Validation accuracy in per cent by candidate, in words where there is none.
     candidates: Mapping[str, str]
-    #: Or why there is none.
+    #: The chosen candidate, or why there is none.
     chosen: str
     #: The candidates' records.
     records: Sequence[RunRecord] = ()
@@ -78,9 +78,10 @@ def write_table1(
 #: What some rows are, that a comparison of them must know.
 ROWS = (
     "Three things to know of the rows:\n\n"
-    "- At one scale auto *is* con-resnet, and b-nanode-10 is uncon-resnet but for the start of its "
-    "weights. What is said of one against the other is about scales, starts and the settings "
-    "tried, not about two networks. Steps of a residual network are whole ones: that is scale 10.\n"
+    "- At the same scale auto *is* con-resnet, and b-nanode-10 is uncon-resnet but for the start "
+    "of its weights. What is said of one against the other is about scales, starts and the "
+    "settings tried, not about two networks. A residual network takes whole steps, which is scale "
+    "10 at K = 10.\n"
     "- In appnode every convolution is followed by a norm over the batch, which takes off again "
     "what appended time adds to a channel. t acts where a 3×3 convolution meets the border of the "
     "image, and nowhere else. The row is auto but for that, and says little of appended time in "

@@ -122,6 +122,18 @@ def test_a_run_that_another_process_goes_on_with(tmp_path, runs, steps, monkeypa
     ]
 
 
+def test_a_checkpoint_that_lacks_a_file_costs_no_archive(tmp_path, runs, steps, monkeypatch):
+    root, path = tmp_path / "root", tmp_path / "some.tar.gz"
+    list(outcomes(runs[:1], root, stop=until(steps, 6)))
+    write_unfinished(path, root)
+    before = path.read_bytes()
+    next(root.rglob("state.pt")).unlink()
+    monkeypatch.setattr(archive.time, "sleep", lambda seconds: None)
+    with pytest.raises(ValueError, match=r"can't archive .*some/seed0: its checkpoint lacks a fil"):
+        write_unfinished(path, root)
+    assert path.read_bytes() == before
+
+
 def test_what_is_further_stays(tmp_path, runs, steps):
     root, early, late = tmp_path / "root", tmp_path / "early.tar.gz", tmp_path / "late.tar.gz"
     over = tmp_path / "over.tar.gz"

@@ -8,7 +8,7 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.plan import standing
 from nanode.experiments.selection import Candidate
-from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, SCALES, candidates, choice
+from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, SCALES, candidates, choice, own
 
 TABLE1 = EXPERIMENTS["table1"]
 
@@ -128,12 +128,34 @@ def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, w
     (tmp_path / last.name / "run.json").unlink()
     assert row().count("81.25 (seed 0); choice still open") == 2
     assert row().count("81.25 ± 0.00 (seeds 0, 1); choice still open") == 1
+    # Also while a rate is missing, without which no scale is a candidate.
+    rate = candidates("t-nanode-10", options, tmp_path)[-3][0]
+    assert rate.config.optimizer.lr == 2.5
+    record = (tmp_path / rate.name / "run.json").rename(tmp_path / "away.json")
+    assert row().count("81.25 (seed 0); choice still open") == 2
+    record.rename(tmp_path / rate.name / "run.json")
     write(last, validation=0.9)
     assert choice("t-nanode-10", options, tmp_path) == wider == Candidate(lr=1.0, scale=10.0)
     assert "81.25" not in row()
     plan = {run.name for run in TABLE1.plan(options, tmp_path)}
     assert f"table1/cifar10/own/t-nanode-10/{wider}/seed0" in plan
     assert not any(f"/{first}/" in name for name in plan)
+
+
+def test_the_shared_recipe_is_no_ones_best_too_early(options, tmp_path, write):
+    def row():
+        (page,) = TABLE1.report(tmp_path, tmp_path, options)
+        (found,) = (line for line in page.read_text().splitlines() if line.startswith("| auto | 8"))
+        return found
+
+    decide(options, tmp_path, write, "t-nanode-10", {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3})
+    write(own("t-nanode-10", "cifar10", options, tmp_path))  # so that there is a column
+    accuracies = {0.1: 0.9, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
+    for run, candidate in candidates("auto", options, tmp_path)[:2]:
+        write(run, validation=accuracies[candidate.lr], test=0.8125)
+    assert row() == "| auto | 82.98 | 81.25 (seed 0) | choice still open |"
+    decide(options, tmp_path, write, "auto", accuracies)
+    assert "(seed 0); as shared" in row()
 
 
 def test_the_shared_recipe_is_not_repeated_where_it_is_best(options, tmp_path, write):
@@ -176,6 +198,7 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
     (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget="short"))
     text = page.read_text()
     assert "still open" not in text
+    assert "left to the longer run" not in text  # which won't come
     assert text.count("none: every candidate failed") == len((*PAPER, DEEP))
 
 

@@ -34,15 +34,13 @@ def test_a_figure(tmp_path):
 
 
 def test_axes():
-    """Unknown points interrupt a line, all ticks are in sight, counts have whole ticks."""
+    """Unknown points interrupt a line, counts have whole ticks."""
     points = [(1, Spread(3.0, None, 1)), (2, None), (3, Spread(6.0, None, 1))]
     axis = new_figure(5, 4).add_subplot()
     _fill(axis, Panel("steps", "order", "steps", {"T": points, "B": [(1, None)]}, ticks=(1, 3, 9)))
     line = axis.get_lines()[0]
     assert [math.isnan(y) for y in line.get_ydata()] == [False, True, False]
     assert axis.get_legend_handles_labels()[1] == ["T"]
-    assert axis.get_xlim()[0] <= 1
-    assert axis.get_xlim()[1] >= 9
     assert all(tick == int(tick) for tick in axis.get_yticks())
 
 

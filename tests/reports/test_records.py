@@ -40,6 +40,9 @@ def test_a_mean_ends_where_a_seed_does(make):
     assert [(epoch, found.mean) for epoch, found in curve] == [(1, 30.0), (2, 50.0)]
     assert Cell(tuple(records)).curve("validation_accuracy") == [(1, None), (2, None)]
     assert Cell().curve("train_loss") == []
+    held_out = replace(records[0].curves[0], validation_accuracy=0.5)
+    records[0] = replace(records[0], curves=(held_out, *records[0].curves[1:]))
+    assert Cell(tuple(records)).curve("validation_accuracy") == [(1, None), (2, None)]
 
 
 def test_runs_of_two_configurations_are_not_one_mean(tmp_path, make):

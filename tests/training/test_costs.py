@@ -56,6 +56,7 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
     "full",
     [
         torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
