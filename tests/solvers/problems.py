@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+import nanode
+
 DOUBLE = torch.float64
+
+
+def tight(method="dopri5", tolerance=1e-8):
+    return nanode.Adaptive(method, rtol=tolerance, atol=tolerance)
 
 
 class Growth:

@@ -6,17 +6,12 @@ import pytest
 import torch
 import torchdiffeq
 from torch import nn
-from torch.autograd import forward_ad
 
 import nanode
-from tests.solvers.problems import DOUBLE, KNOWN, Decay, Growth
+from tests.solvers.problems import DOUBLE, KNOWN, Decay, Growth, tight
 
 METHODS = ["dopri5", "dopri8", "bosh3"]
 BUCKETS = [3.0, -1.0, 0.5, 2.0]
-
-
-def tight(method="dopri5", tolerance=1e-8):
-    return nanode.Adaptive(method, rtol=tolerance, atol=tolerance)
 
 
 class Wave(nn.Module):
@@ -359,70 +354,6 @@ def test_a_block_refuses_at_once_what_an_adaptive_solve_would_refuse():
             nanode.ODEBlock(field, solver=nanode.Adaptive(), **settings)
 
 
-# ---- the adjoint evaluates again
-
-
-def backsolved(module, x, tolerance=1e-3, **settings):
-    field = nanode.Autonomous(module)
-    solver = tight(tolerance=tolerance)
-    return nanode.odeint(field, x, solver=solver, gradient=nanode.Backsolve(), **settings)
-
-
-def test_a_tensor_hidden_until_later_is_refused():
-    hidden = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
-    x = torch.ones(1, dtype=DOUBLE)
-    with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter"):
-        nanode.odeint(
-            lambda t, x: x * hidden if t > 0.5 else x,
-            x,
-            solver=tight(),
-            gradient=nanode.Backsolve(),
-        )
-
-
-def test_random_numbers_are_refused():
-    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).double()
-    x = torch.randn(2, 3, dtype=DOUBLE)
-    with pytest.raises(ValueError, match="can't repeat the random numbers"):
-        backsolved(module, x, tolerance=1.0)
-    with torch.no_grad():  # no backward pass will come
-        backsolved(module, x, tolerance=1.0)
-    backsolved(module.eval(), x).sum().backward()
-
-
-def test_a_second_derivative_is_refused():
-    x = torch.randn(2, 3, dtype=DOUBLE, requires_grad=True)
-    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double()
-    with pytest.raises(RuntimeError, match=r"first derivatives only.*Backprop"):
-        torch.autograd.grad(backsolved(module, x).sum(), x, create_graph=True)
-    torch.autograd.grad(backsolved(module, x).sum(), x)
-
-
-def test_another_mode_or_buffer_is_refused():
-    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).double().eval()
-    module.register_buffer("mine", torch.ones(()))
-    x = torch.randn(2, 3, dtype=DOUBLE)
-    y = backsolved(module, x)
-    module.train()
-    with pytest.raises(RuntimeError, match=r"train\(\) and eval\(\)"):
-        y.sum().backward()
-    y = backsolved(module.eval(), x)
-    module.mine.add_(1)
-    with pytest.raises(RuntimeError, match=r"buffer 'module\.mine' was changed"):
-        y.sum().backward()
-
-
-def test_autocast_is_that_of_the_forward_pass():
-    module, seen = nn.Linear(3, 3), []
-    module.register_forward_hook(lambda module, given, value: seen.append(value.dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = backsolved(module, torch.randn(2, 3), tolerance=1e-1)
-    forward = len(seen)
-    y.sum().backward()
-    assert len(seen) > forward
-    assert set(seen) == {torch.bfloat16}
-
-
 @pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
 def test_the_first_bad_time_is_named(gradient):
     x = torch.ones(1, dtype=DOUBLE)
@@ -445,11 +376,3 @@ def test_an_empty_batch(gradient):
     block = nanode.ODEBlock(nanode.Autonomous(nn.Linear(3, 3)), **settings)
     block(x).sum().backward()
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in block.parameters())
-
-
-def test_the_adjoint_has_no_forward_mode():
-    block = nanode.ODEBlock(lambda t, x: -x, solver=tight(), gradient=nanode.Backsolve())
-    with forward_ad.dual_level():
-        x = forward_ad.make_dual(START, torch.ones_like(START))
-        with pytest.raises(RuntimeError, match=r"no derivatives in forward mode; use .*Backprop"):
-            block(x)
