@@ -23,12 +23,11 @@ from typing import Any
 
 from nanode.experiments.measurements import MEASUREMENTS
 from nanode.experiments.video import FILM
-from nanode.training.checkpoints import last_checkpoint
+from nanode.training.checkpoints import CHECKPOINT, last_checkpoint
 from nanode.training.files import check_writable, write_atomically
 
 RECORD, MEMORY, TRIVIAL = "run.json", "memory.json", "trivial.json"
 WEIGHTS = ("best.safetensors", "final.safetensors")
-CHECKPOINT = ("weights.safetensors", "state.pt")
 #: How often a run may move on while it is being read.
 TRIES = 10
 File = tuple[Path, bytes]

@@ -5,16 +5,19 @@ figure-order-train/<data>/lr<x>/<model>/seed0
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from nanode.experiments.measurements import measured
 from nanode.experiments.plan import Options, Planned, configured, read_recipe, standing
-from nanode.reports.claims import Claim, judge
+from nanode.reports.claims import Claim, verdict
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
 from nanode.reports.statistics import Spread
 from nanode.reports.table1 import TITLES
+
+T = TypeVar("T")
 
 ORDERS = (1, 2, 4, 8, 16, 30)
 LINE = "con-resnet"
@@ -60,7 +63,7 @@ class OrderTrain:
             standing(plan, root, options),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "learning rate", *(name for name, _ in FITS.values()), "run"], rows),
-            *(_verdicts(fits, cells, lr) for lr in rates()),
+            *(_verdicts(_at(fits, lr), _at(cells, lr), lr) for lr in rates()),
             settings_table(settings.items(), ["model", "learning rate"]),
         ]
         figure = draw(out / "figure-order-train.png", [_panel(fits, key) for key in FITS])
@@ -112,20 +115,14 @@ FITTED = (
 Fits = Mapping[tuple[float, str], Mapping[str, float] | None]
 
 
-def _at(fits: Fits, lr: float) -> dict[str, Mapping[str, float]]:
+def _at(found: Mapping[tuple[float, str], T | None], lr: float) -> dict[str, T]:
     """What is known at a learning rate, by model."""
-    return {model: fit for (rate, model), fit in fits.items() if rate == lr and fit is not None}
+    return {model: one for (rate, model), one in found.items() if rate == lr and one is not None}
 
 
-def _verdicts(fits: Fits, cells: Mapping[tuple[float, str], Cell], lr: float) -> str:
-    known = {
-        model: Spread(100 * fit["train_accuracy"], None, 1) for model, fit in _at(fits, lr).items()
-    }
-    found = []
-    for claim in FITTED:
-        failed = [m for m in (*claim.better, *claim.worse) if cells[lr, m].failed]
-        more = f"; failed: {', '.join(failed)}" if failed else ""
-        found.append(f"- {claim.text}: {judge(claim, known)}{more}")
+def _verdicts(fits: Mapping[str, Mapping[str, float]], cells: Mapping[str, Cell], lr: float) -> str:
+    known = {model: Spread(100 * fit["train_accuracy"], None, 1) for model, fit in fits.items()}
+    found = [f"- {claim.text}: {verdict(claim, cells, measured=known)}" for claim in FITTED]
     return (
         f"Of the paper's claims at learning rate {lr:g}, by training accuracy, in points:\n\n"
         + "\n".join(found)

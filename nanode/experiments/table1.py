@@ -91,7 +91,7 @@ class Table1:
             _inverted_column(root, options),
             _long_column(root, options),
         ]
-        undecided = any(is_open(candidates(m, options, root), root) for m in tuned(options))
+        open_rows = any(undecided(model, options, root) for model in tuned(options))
         choices = [_choice_made(model, options, root) for model in MODELS]
         page = write_table1(
             out / "table1.md",
@@ -99,7 +99,7 @@ class Table1:
             MODELS,
             options.sets,
             [choice for choice in choices if choice is not None],
-            standing(self.plan(options, root), root, options, undecided),
+            standing(self.plan(options, root), root, options, open_rows),
             [_marks(columns, options), memory_section(root)],
         )
         return [page]
@@ -163,6 +163,16 @@ def choice(model: str, options: Options, root: Path | None) -> Candidate | None:
     """A row's best candidate on held-out images; None while it is open, or if all failed."""
     found = candidates(model, options, root)
     return best(found, root) if len(found) > len(RATES) else None
+
+
+def undecided(model: str, options: Options, root: Path) -> bool:
+    """Whether a run is still to come that decides a row's choice."""
+    return is_open(candidates(model, options, root), root)
+
+
+def no_choice(model: str, options: Options, root: Path) -> str:
+    """Why a row has none."""
+    return "choice still open" if undecided(model, options, root) else ALL_FAILED
 
 
 def is_shared(candidate: Candidate, options: Options) -> bool:
@@ -292,17 +302,16 @@ def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
 
 def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path) -> Cell:
     """The runs of a row's choice; while that is open, of the best of the candidates so far."""
-    chosen, note = choice(model, options, root), ""
-    if chosen is None and _choice_made(model, options, root) is not None:
-        chosen = _best_so_far(model, options, root)
-        still = is_open(candidates(model, options, root), root)
-        note = "choice still open" if still else ALL_FAILED
-    shared_is_best = chosen is not None and stage == "own" and is_shared(chosen, options)
-    if chosen is None or (note and shared_is_best):  # what is shared is in its own column already
-        return Cell(note=note)
-    if shared_is_best:
+    chosen = choice(model, options, root)
+    if chosen is None:
+        note = "" if _choice_made(model, options, root) is None else no_choice(model, options, root)
+        leads = _best_so_far(model, options, root)
+        if leads is None or (stage == "own" and is_shared(leads, options)):
+            return Cell(note=note)  # what is shared is in its own column already
+        return Cell.seeds(root, _folder(stage, model, data, leads), note)
+    if stage == "own" and is_shared(chosen, options):
         return Cell.seeds(root, f"table1/{data}/shared/{model}", "as shared")
-    return Cell.seeds(root, _folder(stage, model, data, chosen), note)
+    return Cell.seeds(root, _folder(stage, model, data, chosen))
 
 
 def _best_so_far(model: str, options: Options, root: Path) -> Candidate | None:
@@ -364,5 +373,5 @@ def _choice_made(model: str, options: Options, root: Path) -> Choice | None:
     known = [record for record in records.values() if record is not None]
     short = model == DEEP and not options.tiny
     label = f"{model} ({DEEP_EPOCHS} epochs)" if short else model
-    none = "none so far" if is_open(found, root) else f"none: {ALL_FAILED}"
+    none = "none so far" if undecided(model, options, root) else f"none: {ALL_FAILED}"
     return Choice(label, shown, str(chosen or none), known, edges)

@@ -11,15 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import DATA, Options, Planned, changed, standing
-from nanode.experiments.selection import ALL_FAILED, is_open
-from nanode.experiments.table1 import candidates, choice, main_columns, own, shared
-from nanode.reports.claims import WORDS, Claim
+from nanode.experiments.table1 import (
+    candidates,
+    choice,
+    main_columns,
+    no_choice,
+    own,
+    shared,
+    undecided,
+)
+from nanode.reports.claims import WORDS, Claim, verdict
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
 from nanode.reports.statistics import Noise
-from nanode.reports.table1 import TITLES, column_noise, verdict
+from nanode.reports.table1 import TITLES, column_noise
 
 ORDERS = tuple(range(4, 11))
 #: With the short budget, of the panel at own rates.
@@ -68,8 +75,8 @@ class OrderTest:
             f"makes up for at order 10 only. {WORDS} s is "
             "that of Table 1's column, or of its first where a column has single seeds only."
         )
-        undecided = any(is_open(candidates(base, options, root), root) for base in BASES)
-        still = standing(self.plan(options, root), root, options, undecided)
+        open_rows = any(undecided(base, options, root) for base in BASES)
+        still = standing(self.plan(options, root), root, options, open_rows)
         image = "![test accuracy by order](figure-order-test.png)"
         figure = draw(out / "figure-order-test.png", panels)
         page = write_page(
@@ -132,8 +139,7 @@ EQUALS = Claim("With nine coefficients each, T-4 is ahead of B-9", ("t-nanode-4"
 def _cell(root: Path, model: str, options: Options, column: str) -> Cell:
     first = planned(model, options, column, root)
     if first is None:
-        tried = candidates(_base(model), options, root)
-        return Cell(note="choice still open" if is_open(tried, root) else ALL_FAILED)
+        return Cell(note=no_choice(_base(model), options, root))
     folder, _, _ = first.name.rpartition("/")
     return Cell.seeds(root, folder)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nanode.reports.records import Cell
 from nanode.reports.statistics import Noise, Spread, pooled
 
 NOT_MEASURED = "not measured"
@@ -85,6 +86,25 @@ def judge(
         group for held in (False, None, True) if (group := [p for p in pairs if p.held is held])
     )
     return min(telling, key=lambda pair: pair.margin or 0.0)
+
+
+def verdict(
+    claim: Claim,
+    cells: Mapping[str, Cell],
+    noise: Noise | None = None,
+    measured: Mapping[str, Spread | None] | None = None,
+) -> str:
+    """What became of a claim, and which of its runs diverged if all were made.
+
+    By test accuracy, or by what else was ``measured``.
+    """
+    if measured is None:
+        measured = {model: cell.accuracy for model, cell in cells.items()}
+    its = {model: cells[model] for model in (*claim.better, *claim.worse)}
+    failed = [model for model, cell in its.items() if cell.failed]
+    made = all(cell.records for cell in its.values())
+    more = f"; failed: {', '.join(failed)}" if failed and made else ""
+    return f"{judge(claim, measured, noise)}{more}"
 
 
 def _compared(better: Spread, worse: Spread, noise: Noise | None, ties: bool) -> Verdict:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, judge
+from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, judge, verdict
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import CITATION, CLAIMS, TABLE1, table1_accuracy
 from nanode.reports.records import Cell
@@ -149,15 +149,6 @@ def column_noise(columns: Sequence[Column], data: str) -> Noise | None:
 def _verdict(claim: Claim, column: Column, data: str, noise: Noise | None = None) -> str:
     models = (*claim.better, *claim.worse)
     return verdict(claim, {model: column.cell(data, model) for model in models}, noise)
-
-
-def verdict(claim: Claim, cells: Mapping[str, Cell], noise: Noise | None = None) -> str:
-    """What became of a claim, and which of its runs diverged if all were made."""
-    found = str(judge(claim, {model: cell.accuracy for model, cell in cells.items()}, noise))
-    its = {model: cells[model] for model in (*claim.better, *claim.worse)}
-    failed = [model for model, cell in its.items() if cell.failed]
-    made = all(cell.records for cell in its.values())
-    return f"{found}; failed: {', '.join(failed)}" if failed and made else found
 
 
 def _margin(margin: float | None) -> str:

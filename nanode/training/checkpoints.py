@@ -26,6 +26,8 @@ from nanode.training.records import Record
 
 R = TypeVar("R", bound=Record)
 
+#: The files of a checkpoint.
+CHECKPOINT = WEIGHTS, STATE = "weights.safetensors", "state.pt"
 _AVERAGE = "average/"
 
 
@@ -78,11 +80,11 @@ def save_checkpoint(
 
         def write(half: Path) -> None:
             half.mkdir()
-            save_weights(half / "weights.safetensors", named)
+            save_weights(half / WEIGHTS, named)
             # By way of memory: of a full disk torch.save says nothing that could be understood.
             plain = io.BytesIO()
             torch.save(state, plain)
-            (half / "state.pt").write_bytes(plain.getvalue())
+            (half / STATE).write_bytes(plain.getvalue())
 
         write_atomically(target, write)
     for other in target.parent.glob("step-*"):
@@ -107,9 +109,9 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
     if checkpoint is None:
         return None
     try:
-        state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+        state = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
         stored = state["config"]
-        named = load_file(checkpoint / "weights.safetensors")
+        named = load_file(checkpoint / WEIGHTS)
     except Exception as why:
         raise ValueError(
             f"the checkpoint {checkpoint} can't be read ({why}); delete it to start over"
