@@ -42,11 +42,14 @@ def _act(given: argparse.Namespace, asked: Callable[[], bool]) -> None:
     options = _options(given)
     root = Path(given.root)
     _restore(given, root)
-    if given.only and not any(matches(r.name, given.only) for r in experiment.plan(options, root)):
+    planned = experiment.plan(options, root)
+    if not planned and not given.report:
+        print(f"{given.experiment} trains nothing; --report FOLDER makes its page", file=sys.stderr)
+    elif given.only and not any(matches(run.name, given.only) for run in planned):
         # No error: runs that are planned once others are over may still be meant.
         print(f"no run planned so far matches {' '.join(given.only)}", file=sys.stderr)
     if given.list:
-        for run in experiment.plan(options, root):
+        for run in planned:
             if matches(run.name, given.only):
                 meant = replace(run, config=changed(run.config, dict(given.set)))
                 print(f"{_status(meant, root):8}  {run.name}")

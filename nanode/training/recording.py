@@ -82,6 +82,7 @@ def finished(kind: type[R], folder: Path) -> R:
 def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], Any]) -> R:
     """The record of a run that begins, or goes on."""
     here = provenance(setup.fabric.device)
+    solved = tuple(describe(name, block) for name, block in flows(setup.model).items())
     if earlier is not None:
         return replace(
             earlier,
@@ -90,11 +91,15 @@ def opened(kind: type[R], setup: Any, earlier: R | None, costs: Callable[[Any], 
             modified=_either(earlier.modified, here["modified"]),
             hardware=earlier.hardware | _both(earlier.hardware, here["hardware"]),
             versions=earlier.versions | _both(earlier.versions, here["versions"]),
+            flows=tuple(
+                replace(now, gradient=_one_after_the_other(then.gradient, now.gradient))
+                for then, now in zip(earlier.flows, solved, strict=True)
+            ),
         )
     return kind(
         config=setup.config,
         seed=setup.config.seed,
-        flows=tuple(describe(name, block) for name, block in flows(setup.model).items()),
+        flows=solved,
         started=now(),
         costs=costs(setup),
         **here,
@@ -120,10 +125,11 @@ def _then(*told: str | None) -> str | None:
     >>> _then("a, then b", "a"), _then(None, "b"), _then(None, None)
     ('a, then b', 'unknown, then b', None)
     """
-    if not any(told):
-        return None
-    parts = (part for one in told for part in (one or "unknown").split(THEN))
-    return THEN.join(dict.fromkeys(parts))
+    return _one_after_the_other(*(one or "unknown" for one in told)) if any(told) else None
+
+
+def _one_after_the_other(*told: str) -> str:
+    return THEN.join(dict.fromkeys(part for one in told for part in one.split(THEN)))
 
 
 def _either(then: bool | None, now: bool | None) -> bool | None:

@@ -101,6 +101,7 @@ class Flow:
     field: str
     steps: str
     solver: str
+    #: Where a run went on with another one that gives the same gradients, one after the other.
     gradient: str
     scale: float
     augment: int

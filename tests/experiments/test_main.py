@@ -41,6 +41,16 @@ def test_a_pattern_that_matches_nothing_is_mentioned(tmp_path, capsys):
     assert "no run planned so far matches shared/auto" in capsys.readouterr().err
 
 
+def test_an_experiment_without_runs_says_how_it_is_measured(tmp_path, capsys):
+    here = ["memory", "--budget", "tiny", "--root", str(tmp_path)]
+    assert main(here) == 0
+    assert "--report FOLDER makes its page" in capsys.readouterr().err
+    assert main([*here, "--report", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert "--report" not in told.err
+    assert told.out == f"{tmp_path / 'out' / 'memory.md'}\n"
+
+
 def test_an_interrupt_is_no_crash(tmp_path, capsys, monkeypatch):
     def stopped(*arguments, **options):
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanode import smoothness_penalty
+from nanode import Backprop, Checkpointed, smoothness_penalty
 from nanode.training import (
     AugmentConfig,
     Diverged,
@@ -254,6 +254,17 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
     assert (record.commit, record.modified) == ("a, then b", False)
     assert record.hardware["name"] == "a, then b"
     assert record.versions["torch"] == "torch of a, then torch of b"
+
+
+def test_a_run_that_goes_on_by_another_method_says_so(tmp_path, config):
+    """The method may change where gradients don't; what it takes does."""
+    steps = iter(range(100))
+    for method in ("backprop", "checkpointed", "checkpointed"):
+        changed = replace(config, options=config.options | {"gradient": method})
+        record = train(changed, tmp_path, stop=lambda: next(steps) in (5, 7))
+    assert record.status == "finished"
+    (flow,) = record.flows
+    assert flow.gradient == f"{Backprop()!r}, then {Checkpointed()!r}"
 
 
 @pytest.mark.parametrize(
