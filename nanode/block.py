@@ -111,6 +111,8 @@ class ODEBlock(nn.Module):
 
     def regrid(self, steps: int | Schedule | None) -> None:
         """Solve with other steps from now on; norm statistics are interpolated to the new grid."""
+        # Again: field and interval may be others than the block was made with.
+        self.interval = resolve_interval(self.field, self.interval, self.at, steps)
         if isinstance(self.solver, Adaptive):
             if steps is not None:
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from nanode.fields.walk import parts_of
 from nanode.gradients import Backprop, Gradient, Plan, Problem
 from nanode.gradients.adaptively import solve_adaptively
 from nanode.gradients.problem import Conditioning, Evaluations, check_scale, checked_state
-from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, as_schedule
+from nanode.solvers import Adaptive, Euler, Given, Grid, Schedule, Stepper, Uniform, as_schedule
 from nanode.solvers.grid import as_numbers
 from nanode.stages import rounding
 from nanode.tracing import traced
@@ -104,7 +105,10 @@ def make_plan(
         raise ValueError(f"solver must be a stepper such as nanode.Euler(), got {stepper!r}")
     check_scale(scale)
     refuse_running_statistics(field)  # again: modules can change after a field was made of them
-    grid = as_schedule(steps).grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
+    schedule = as_schedule(steps)
+    grid = schedule.grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
+    if isinstance(schedule, Uniform) and field.interval == tuple(sorted(interval)):
+        grid = replace(grid, slack=0.0)  # of the very ends that the weights' own pieces have
     wanted = (grid.steps,) if at is None else _positions(at, grid)
     crossed = [t for t in field.jumps if not grid.holds(t)]
     low, high = sorted(interval)

@@ -83,10 +83,14 @@ class BatchNorm(StageAware):
         """Whether the statistics belong to evaluations at these times, or such as round to them."""
         if tuple(times) == self.times:
             return True
-        near = 1e-6 * max(map(abs, times), default=0.0)
-        return len(times) == len(self.times) and all(
-            abs(a - b) <= near for a, b in zip(times, self.times, strict=True)
-        )
+        return len(times) == len(self.times) and all(map(self._belongs, range(len(times)), times))
+
+    def _belongs(self, i: int | Tensor, time: float | Tensor) -> bool:
+        """Whether the statistics of evaluation i are those of this time, up to rounding."""
+        if i >= len(self.times):
+            return False
+        near = 1e-6 * max(abs(self.times[0]), abs(self.times[-1]))
+        return abs(float(time) - self.times[int(i)]) <= near
 
     def get_extra_state(self) -> Tensor:
         """The times, for the state dict: statistics alone don't say what they belong to."""
@@ -157,7 +161,7 @@ class BatchNorm(StageAware):
     def statistics(self, stage: Stage) -> tuple[Tensor, Tensor]:
         """The statistics of an evaluation; on another grid than theirs, interpolated in time."""
         i = stage.index
-        if i < len(self.times) and self.times[i] == stage.time:
+        if self._belongs(i, stage.time):
             return self.running_mean[i], self.running_var[i]
         time = [float(stage.time)]
         mean, var = self.running_mean, self.running_var

@@ -198,6 +198,19 @@ class Lender:
 
 
 @contextmanager
+def uncached(field: nn.Module) -> Iterator[None]:
+    """With a field's parametrised weights computed here, and none left in torch's cache.
+
+    What one pass of a solve computes has no gradients, or belongs to a graph that it frees.
+    """
+    if traced() or not parametrize._cache_enabled:
+        yield
+        return
+    with taken(turns_of(field)), _uncached():
+        yield
+
+
+@contextmanager
 def _uncached() -> Iterator[None]:
     """Without torch's cache of parametrised weights, which takes no notice of what is lent."""
     cached, parametrize._cache = parametrize._cache, {}

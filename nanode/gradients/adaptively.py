@@ -1,6 +1,6 @@
 """Adaptive solves and their gradients, which torchdiffeq computes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from nanode.gradients.problem import (
     own_parameters,
 )
 from nanode.gradients.randomness import equal_states, random_state
-from nanode.gradients.recompute import refuse_changed, without_hidden
+from nanode.gradients.recompute import refuse_changed, refuse_hidden, without_hidden
 from nanode.gradients.snapshot import Snapshot, buffers
 from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
@@ -50,7 +50,8 @@ def solve_adaptively(
     state = checked_state(parts, field.modules())
     times, skipped = _with_start(interval, at, state[0])
     evaluations = Evaluations()
-    call = _Call(field, structure, conditioning, scale, check_finite)
+    dtypes = tuple(part.dtype for part in state)
+    call = _Call(field, structure, dtypes, conditioning, scale, check_finite)
     if not any(part.numel() for part in state):
         # An empty batch: there is no error to choose steps by. Parameters get gradients of zero.
         slopes = call(times[0], "right", state)
@@ -65,7 +66,7 @@ def solve_adaptively(
         columns = solver.solve(f, state, times, field.breakpoints, None)
     else:
         columns = _backsolved(call, state, times, solver, gradient, evaluations)
-    wanted = [c[-1] if at is None else c[skipped:] for c in columns]
+    wanted = [c[-1] if at is None else c[skipped:] for c in _in_own(columns, dtypes)]
     return tree_unflatten(wanted, structure), evaluations
 
 
@@ -75,6 +76,8 @@ class _Call:
 
     field: Field
     structure: TreeSpec
+    #: Of the parts; torchdiffeq has all of them in one tensor, of a dtype that holds them all.
+    dtypes: tuple[torch.dtype, ...]
     conditioning: tuple[Any, ...]
     scale: float
     check_finite: bool
@@ -90,7 +93,7 @@ class _Call:
         """
         values = Conditioning(self.conditioning)
         given = values.rebuilt([c.detach() for c in values.tensors])
-        t, x = t.detach(), tuple(part.detach() for part in x)
+        t, x = t.detach(), _in_own([part.detach() for part in x], self.dtypes)
         weights = {name: w.detach() for name, w in self.field.weights_at(t, side).items()}
         with torch.enable_grad():
             slopes = self._of(weights, given, t, side, x)
@@ -99,11 +102,19 @@ class _Call:
     def _of(
         self, weights: Named, conditioning: tuple[Any, ...], t: Tensor, side: Side, x: State
     ) -> State:
-        stage = Stage.alone(t, side)
+        stage, x = Stage.alone(t, side), _in_own(x, self.dtypes)
         slopes = evaluate_checked(self.field, self.structure, weights, stage, x, conditioning)
         if self.check_finite and not all(bool(torch.isfinite(s).all()) for s in slopes):
             raise ValueError(f"the field's value is not finite at t = {float(t):.6g}")
         return tuple(self.scale * slope for slope in slopes)
+
+
+def _in_own(parts: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> State:
+    """Parts in the dtypes that they had before they were put together."""
+    return tuple(
+        (part if dtype.is_complex else part.real).to(dtype)
+        for part, dtype in zip(parts, dtypes, strict=True)
+    )
 
 
 def _backsolved(
@@ -138,8 +149,12 @@ def _backsolved(
         raise RuntimeError(
             "Backsolve has no derivatives in forward mode; use gradient=nanode.Backprop()"
         )
+    _refuse_hidden_weights(call.field, own, times, gradient)
     adjoint = tuple(p for p in given if p.requires_grad)
-    columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
+    if times.requires_grad:
+        columns = _from_moving_start(f, state, times, solver, call.field.breakpoints, adjoint)
+    else:
+        columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
     if not any(column.requires_grad for column in columns):
         return columns
     if not equal_states(before, random_state(device)):
@@ -147,6 +162,38 @@ def _backsolved(
     refuse_changed(fixed, buffers(call.field), gradient)
     still = [tensor for tensor in (*own.values(), *extra) if not tensor.requires_grad]
     return list(_Guarded.apply(Snapshot(call.field), still, *columns))
+
+
+def _refuse_hidden_weights(field: Field, own: Named, times: Tensor, gradient: Gradient) -> None:
+    """Raise if weights are made of what the adjoint doesn't know of."""
+    leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in own.items()}
+    with torch.enable_grad():
+        weights = with_parameters(field, leaves, field.weights_at, times[0].detach())
+    refuse_hidden(weights.values(), leaves.values(), gradient)
+
+
+def _from_moving_start(
+    f: Callable[[Tensor, Side, State], State],
+    x: State,
+    times: Tensor,
+    solver: Adaptive,
+    breakpoints: tuple[float, ...],
+    adjoint: tuple[Tensor, ...],
+) -> list[Tensor]:
+    r"""States at times that gradients are wanted in, the first of which is where x is.
+
+    Starting later by :math:`\delta` is starting at the old time from :math:`x - \delta f(t_0, x)`.
+    torchdiffeq would integrate :math:`a^\top \partial f / \partial t`, which leaves out jumps.
+    """
+    side: Side = "right" if bool(times[0] < times[-1]) else "left"
+    with torch.no_grad():
+        slopes = f(times[0], side, x)
+    later = times[0] - times[0].detach()  # zero
+    start = tuple(part - later * slope for part, slope in zip(x, slopes, strict=True))
+    fixed = torch.cat([times[:1].detach(), times[1:]])
+    columns = solver.solve(f, start, fixed, breakpoints, adjoint)
+    # The first state is x itself, whatever the time.
+    return [torch.cat([part[None], c[1:]]) for part, c in zip(x, columns, strict=True)]
 
 
 class _Guarded(torch.autograd.Function):

@@ -34,8 +34,8 @@ DREW = (
 class Backsolve(Recomputing):
     """Keeps the last state only, for explicit Runge–Kutta methods; **inexact**.
 
-    Its distance from the exact gradient shrinks with the step at the stepper's order, and no
-    faster: Euler is off by some per cent at ten steps. Every reversed step stays in its own bucket;
+    Its distance from the exact gradient shrinks with the step only, at about the stepper's order:
+    Euler is off by some per cent at ten steps. Every reversed step stays in its own bucket;
     an adjoint that looks the bucket up by time gives each bucket the gradient of the one before it,
     and the first nothing. Use it to compare with the literature; prefer ``Checkpointed`` or
     ``Reversal``.

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanode.fields.field import Field, Weights
-from nanode.fields.swap import alone, with_parameters
+from nanode.fields.field import Weights
 from nanode.gradients.once import refuse_batched
-from nanode.gradients.problem import Conditioning, Prepare, own_parameters
+from nanode.gradients.problem import Conditioning
 from nanode.gradients.pullback import vjp
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
@@ -19,11 +18,17 @@ from nanode.trajectories.trajectory import Named
 Again = Callable[[Stages, int, Named, State, tuple[Any, ...]], State]
 
 
+#: The weights of some stages, as functions of the parameters named.
+Table = Callable[[Stages, Named], Weights]
+
+
 class ForwardRows:
     """Each stage's weights for a pass without gradients, from a table of at most ``chunk`` rows."""
 
-    def __init__(self, field: Field, stages: Stages, chunk: int | None, prepare: Prepare) -> None:
-        self.field, self.stages, self.prepare = field, stages, prepare
+    def __init__(
+        self, stages: Stages, chunk: int | None, table: Callable[[Stages], Weights]
+    ) -> None:
+        self.stages, self.table = stages, table
         self.size = chunk or len(stages)
         self.low = -1
         self.rows: list[Named] = []
@@ -32,8 +37,7 @@ class ForwardRows:
         low = i - i % self.size
         if low != self.low:
             self.rows = []  # before the next chunk is built, not after
-            with torch.no_grad():
-                weights = self.prepare(self.field.weights(self.stages[low : low + self.size]))
+            weights = self.table(self.stages[low : low + self.size])
             constant = {name: w.detach() for name, w in weights.constant.items()}
             self.rows = Weights(weights.moving, constant).rows()
             if not self.rows:
@@ -81,20 +85,19 @@ class Ledger:
 
     def __init__(
         self,
-        field: Field,
         parameters: Named,
         conditioning: tuple[Conditioning, Sequence[Tensor]],
         stages: Stages,
         chunk: int | None,
         again: Again,
-        prepare: Prepare,
+        table: Table,
     ) -> None:
-        self.field, self.chunk, self.again, self.prepare = field, chunk, again, prepare
+        self.chunk, self.again, self.table = chunk, again, table
         self.parameters = {name: _unhooked(p) for name, p in parameters.items()}
         self.chunks: dict[int, Chunk] = {}
         self.sums: list[Tensor | None] = [None] * len(parameters)
         self.serve(stages)
-        self.constant = self._weights(self.stages[:1]).constant
+        self.constant = table(self.stages[:1], self.parameters).constant
         self.constant_leaves = {name: _leaf(w, w) for name, w in self.constant.items()}
         structure, tensors = conditioning
         conditioning_leaves = [_leaf(tensor, tensor) for tensor in tensors]
@@ -112,7 +115,7 @@ class Ledger:
         number, place = divmod(i, self.size)
         if number not in self.chunks:
             part = self.stages[number * self.size : (number + 1) * self.size]
-            self.chunks[number] = Chunk(self._weights(part), len(part))
+            self.chunks[number] = Chunk(self.table(part, self.parameters), len(part))
         return self.chunks[number].leaves[place]
 
     def evaluate(self, i: int, x: State) -> State:
@@ -149,16 +152,6 @@ class Ledger:
         outputs, grads = zip(*pairs, strict=True)
         sums = vjp(outputs, list(self.parameters.values()), grads)
         self.sums = [_sum(a, b) for a, b in zip(self.sums, sums, strict=True)]
-
-    def _weights(self, stages: Stages) -> Weights:
-        """The field's weights as functions of the parameters that the forward pass had."""
-        with alone(self.field), torch.enable_grad():
-            own = own_parameters(self.field)
-            if all(own.get(name) is p for name, p in self.parameters.items()):
-                return self.prepare(self.field.weights(stages))
-            # The forward pass ran under functional_call, which has ended since.
-            found = with_parameters(self.field, self.parameters, self.field.weights, stages)
-            return self.prepare(found)
 
 
 def _unhooked(parameter: Tensor) -> Tensor:

@@ -8,13 +8,15 @@ parameters at once. States and adjoints of the size of the coefficients never ex
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanode.fields.field import Weights
+from nanode.fields.swap import alone, uncached, with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
@@ -118,13 +120,12 @@ class _Solve(torch.autograd.Function):
         points = [k for k in job.problem.plan.wanted if k > 0]
         by_point = {k: tuple(grads[i * n : (i + 1) * n]) for i, k in enumerate(points)}
         ledger = Ledger(
-            job.plan.field,
             dict(zip(job.names, parameters, strict=True)),
             (job.problem.conditioning, conditioning),
             job.stages,
             job.method.chunk,
             job.again,
-            job.problem.prepare,
+            job.table_again,
         )
         in_x = job.method.backward(job, ledger, kept, by_point)
         return (None, *in_x, *ledger.conditioning_grads(), *ledger.parameter_grads())
@@ -154,6 +155,9 @@ class Job:
         self.names, self.stages = names, stages
         self.snapshot = Snapshot(problem.plan.field)
         self.random: dict[int, list[Tensor]] = {}
+        #: What the table of weights was drawn from, if it was.
+        self.drawn: list[Tensor] | None = None
+        self.looked = False
         self.device = torch.device("cpu")
         self.autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
 
@@ -169,8 +173,7 @@ class Job:
         self.before = self._random_state()
         self.given = {*map(_memory, x)}
         self.fixed = self.problem.conditioning.rebuilt([c.detach() for c in conditioning])
-        prepare = self.problem.prepare
-        self.rows = ForwardRows(self.plan.field, self.stages, self.method.chunk, prepare)
+        self.rows = ForwardRows(self.stages, self.method.chunk, self.table)
 
     def drew(self) -> bool:
         """Whether the field drew random numbers so far."""
@@ -184,6 +187,43 @@ class Job:
 
     def _random_state(self) -> list[Tensor]:
         return [] if self.problem.evaluator is not None else random_state(self.device)
+
+    def table(self, stages: Stages) -> Weights:
+        """The weights of some stages, in the forward pass."""
+        before = self._random_state()
+        with torch.no_grad(), uncached(self.plan.field):
+            weights = self.problem.prepare(self.plan.field.weights(stages))
+        if not equal_states(before, self._random_state()):
+            if len(stages) < len(self.stages):
+                raise ValueError(
+                    "the field draws random numbers for its weights, and would draw others for "
+                    "each chunk of their table; leave chunk= out"
+                )
+            self.drawn = before
+        return weights
+
+    def table_again(self, stages: Stages, parameters: Named) -> Weights:
+        """The same once more, as functions of the parameters that the forward pass had."""
+        field, prepare = self.plan.field, self.problem.prepare
+        if self.drawn is not None:
+            stages = self.stages.repeated  # how many rows there are decides what is drawn
+        with (
+            alone(field),
+            uncached(field),
+            as_drawn(self.drawn, self.device),
+            as_cast(self.autocast, self.device),
+            torch.enable_grad(),
+        ):
+            own = own_parameters(field)
+            if all(own.get(name) is p for name, p in parameters.items()):
+                weights = prepare(field.weights(stages))
+            else:  # the forward pass ran under functional_call, which has ended since
+                weights = prepare(with_parameters(field, parameters, field.weights, stages))
+        if not self.looked:
+            self.looked = True
+            made = [*weights.moving.values(), *weights.constant.values()]
+            refuse_hidden(made, parameters.values(), self.method)
+        return weights
 
     def first(self, i: int, x: State) -> State:
         """f at stage i, in the forward pass."""
@@ -251,13 +291,27 @@ def without_hidden(slopes: State, x: State, method: Gradient) -> State:
     return tuple(slope.detach() for slope in slopes)
 
 
+def refuse_hidden(
+    weights: Iterable[Tensor], parameters: Iterable[Tensor], method: Gradient
+) -> None:
+    """Raise if weights were made of a tensor that requires grad and is no parameter."""
+    own = {*map(_memory, parameters)}
+    if any(_memory(leaf) not in own for leaf in _leaves(weights)):
+        raise ValueError(
+            "the field's weights depend on a tensor that requires grad but is no parameter of the "
+            f"field: {type(method).__name__} can't give it a gradient. Make it a parameter of the "
+            "trajectory, or use gradient=nanode.Backprop()"
+        )
+
+
 def _memory(tensor: Tensor) -> int:
     """The same number for aliases of one tensor."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
-def _leaves(tensors: State) -> Iterator[Tensor]:
+def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """The tensors that gradients of these would end in."""
+    tensors = list(tensors)
     for tensor in tensors:
         if tensor.requires_grad and tensor.is_leaf:
             yield tensor

@@ -137,9 +137,10 @@ def _check_tolerance(name: str, value: Any) -> None:
 
 def _between(marks: Tensor, times: Iterable[float]) -> Tensor:
     """Those times that lie in the solve, each once and sorted, as the marks are."""
-    low, high = sorted(marks[[0, -1]].tolist())
-    inside = [t for t in times if low <= t <= high]
-    found: Tensor = torch.tensor(inside, dtype=marks.dtype, device=marks.device).unique()
+    # Rounded as the marks are before they are compared: a jump where the solve begins stays there.
+    rounded = torch.tensor([*times], dtype=marks.dtype, device=marks.device).unique()
+    low, high = marks[[0, -1]].sort().values
+    found: Tensor = rounded[(low <= rounded) & (rounded <= high)]
     return found
 
 

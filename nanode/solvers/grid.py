@@ -94,7 +94,10 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Uniform(Schedule):
-    """Steps of equal width. Piecewise-constant weights use bucket ⌊k·d/K⌋ in step k of K."""
+    """Steps of equal width.
+
+    In a solve over the weights' whole interval, step k of K uses bucket ⌊k·d/K⌋ of d.
+    """
 
     steps: int
 

@@ -91,11 +91,12 @@ class Expansion(Trajectory):
 
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int W^{(m)2} dt = \alpha^\top G_m \alpha`."""
-        root = _root(self.basis.gram(m))
-        parts = [
-            _product(root.to(device=alpha.device, dtype=alpha.dtype), alpha).abs().square().sum()
-            for _, alpha in self.coefficients
-        ]
+        root, unit = _root(self.basis.gram(m)), self.basis.unit()
+        parts = []
+        for _, alpha in self.coefficients:
+            moving = alpha if m == 0 else _without_constant(alpha, unit)
+            product = _product(root.to(device=alpha.device, dtype=alpha.dtype), moving)
+            parts.append(product.abs().square().sum())
         return torch.stack(parts).sum()
 
 
@@ -103,6 +104,17 @@ def _product(z: Tensor, alpha: Tensor) -> Tensor:
     with full_precision(alpha):
         product: Tensor = z @ alpha
     return product
+
+
+def _without_constant(alpha: Tensor, unit: Tensor) -> Tensor:
+    """α less the multiple of the constant function that leaves nothing in one coefficient.
+
+    Derivatives don't see it. Of weights that don't move nothing is left at all, where R, rounded,
+    would leave something of their size.
+    """
+    place = int(unit.abs().argmax())
+    share = alpha[place] / unit[place].to(alpha)
+    return alpha - unit.to(alpha)[:, None] * share
 
 
 def _root(gram: Tensor) -> Tensor:

@@ -130,6 +130,8 @@ class Hypernetwork(Trajectory):
         # Passed to the checkpoint, not read in it: under ``functional_call`` the modules hold other
         # tensors by the time of the backward pass.
         layers = list(self.layers.parameters())
+        # What is recomputed under torch.func's transforms would meet tensors of one that has ended.
+        recomputed = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         weights = {}
         for number, (name, vectors) in enumerate(self.embeddings):
             chunk = max(1, _CHUNK // (max(1, len(times)) * self.width))
@@ -137,7 +139,7 @@ class Hypernetwork(Trajectory):
                 checkpoint(
                     _psi, part, times, *layers, use_reentrant=False, preserve_rng_state=False
                 )
-                if torch.is_grad_enabled()
+                if recomputed
                 else _psi(part, times, *layers)
                 for part in vectors.split(chunk, dim=1)
             ]

@@ -9,6 +9,13 @@ from nanode.stages import Side, Stages
 from nanode.trajectories.trajectory import Named, Trajectory
 
 
+def joined(trajectory: Trajectory) -> list[Trajectory]:
+    """Those that a trajectory is joined from, or itself."""
+    if not isinstance(trajectory, Joined):
+        return [trajectory]
+    return [one for part in trajectory._trajectories() for one in joined(part)]
+
+
 class Joined(Trajectory):
     """The union of trajectories with different names on one interval."""
 

@@ -1,6 +1,7 @@
 """Weights that stay orthogonal while they move: a form on top of another trajectory."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from nanode.bases.quadrature import gauss
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories.forms import Form
+from nanode.trajectories.joined import joined
 from nanode.trajectories.matrices import as_matrix, as_weight, is_wide
 from nanode.trajectories.trajectory import (
     Named,
@@ -104,18 +106,22 @@ class Orthogonal(Trajectory):
             raise ValueError(
                 f"an orthogonal trajectory's energy is known for m = 0 and 1, got m = {m!r}"
             )
-        edges = (self.interval[0], *self.breakpoints, self.interval[1])
-        if m == 1 and self.jumps:
+        return torch.stack([self._energy(part, m) for part in joined(self.inner)]).sum()
+
+    def _energy(self, inner: Trajectory, m: int) -> Tensor:
+        """That of the weights whose free numbers move by one trajectory."""
+        edges = (inner.interval[0], *inner.breakpoints, inner.interval[1])
+        if m == 1 and inner.jumps:
             middles = [(a + b) / 2 for a, b in pairwise(edges)]
             width = (edges[-1] - edges[0]) / len(middles)
-            values = self.table(_alone(middles)).values()
+            values = self._matrices(inner.table(_alone(middles)), lead=1).values()
             return torch.stack([w.diff(dim=0).square().sum() / width for w in values]).sum()
         # One smooth piece needs many nodes, many short ones few.
         nodes, weights = gauss(edges, count=max(4, 64 // (len(edges) - 1)))
         if m == 0:
-            values = self.table(_alone(nodes.tolist())).values()
+            values = self._matrices(inner.table(_alone(nodes.tolist())), lead=1).values()
         else:
-            values = torch.func.vmap(self._velocity)(nodes).values()
+            values = torch.func.vmap(partial(self._velocity, inner))(nodes).values()
         return torch.stack([w.flatten(1).square().sum(1) @ weights.to(w) for w in values]).sum()
 
     @torch.no_grad()
@@ -140,9 +146,13 @@ class Orthogonal(Trajectory):
                 except ValueError as why:
                     raise ValueError(f"{name!r} at t = {t}: {why}") from None
 
-    def _velocity(self, t: Tensor) -> Named:
-        """dW/dt of every weight at time t."""
-        velocity: Named = torch.func.jvp(self, (t,), (torch.ones_like(t),))[1]
+    def _velocity(self, inner: Trajectory, t: Tensor) -> Named:
+        """dW/dt at time t of the weights whose free numbers move by one trajectory."""
+
+        def at(t: Tensor) -> Named:
+            return self._matrices(inner(t), lead=0)
+
+        velocity: Named = torch.func.jvp(at, (t,), (torch.ones_like(t),))[1]
         return velocity
 
     def _start(self, name: str, value: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -217,3 +217,21 @@ def test_blocks_are_compiled_again_after_an_error():
     with pytest.raises(KeyError), uncompiled([block]):
         raise KeyError
     assert block.gradient is gradient
+
+
+@pytest.mark.parametrize("solver", [nanode.Euler(), nanode.Adaptive()], ids=repr)
+def test_an_interval_or_field_set_later_is_checked_as_at_first(solver):
+    steps = 4 if isinstance(solver, nanode.Euler) else None
+
+    def field(interval=(0.0, 1.0)):
+        return nanode.TimeVarying(nn.Linear(3, 3), nanode.Chebyshev(2, interval=interval))
+
+    block = nanode.ODEBlock(field(), steps, solver)
+    block.interval = (0.0, 2.0)
+    with pytest.raises(ValueError, match=r"runs from 0\.0 to 2\.0, outside the interval"):
+        block(torch.ones(1, 3))
+    block.interval = (0.0, 0.5)
+    block(torch.ones(1, 3))
+    block.field = field((2.0, 3.0))
+    with pytest.raises(ValueError, match=r"outside the interval \(2\.0, 3\.0\)"):
+        block(torch.ones(1, 3))

@@ -312,3 +312,19 @@ def test_a_module_gives_its_weights_to_one_field_only():
     nanode.TimeVarying(shared, nanode.Constant())
     with pytest.raises(ValueError, match="another field already"):
         nanode.Autonomous(nn.Sequential(shared, nn.Tanh()))
+
+
+def test_times_that_differ_by_rounding_have_the_same_statistics():
+    """Heun evaluates twice at a time, each with statistics of its own: nothing is averaged."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 16), nanode.BatchNorm(16), nn.Tanh(), nn.Linear(16, 4))
+    field = nanode.TimeVarying(layers, nanode.Chebyshev(2), start=nanode.Noisy(0.5))
+    block = nanode.ODEBlock(field, 3, nanode.Heun(), scale=3.0)
+    x = torch.randn(64, 4)
+    for _ in range(20):
+        block(x)
+    before = block.eval()(x)
+    block.regrid(nanode.Given([0.0, 0.33333334, 0.6666667, 1.0]))
+    assert layers[1].fits(block.plan().times)
+    assert layers[1].times != block.plan().times
+    torch.testing.assert_close(block(x), before, rtol=1e-5, atol=1e-5)

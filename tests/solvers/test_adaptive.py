@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torchdiffeq
@@ -376,3 +377,53 @@ def test_an_empty_batch(gradient):
     block = nanode.ODEBlock(nanode.Autonomous(nn.Linear(3, 3)), **settings)
     block(x).sum().backward()
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in block.parameters())
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize("interval", [(0.0, 0.7), (0.7, 0.0), (0.9, 0.1), (0.3, 1.0)], ids=str)
+def test_an_end_on_an_edge_in_single_precision(gradient, interval):
+    """0.7 is rounded to below 7/10 there, and 0.1 to above 1/10; the edges are, too."""
+    field = nanode.TimeVarying(nn.Linear(1, 1, bias=False), nanode.Bucketed(10))
+    weights = [1.0 + 2.0 * (n % 3) for n in range(10)]
+    with torch.no_grad():
+        field.trajectory.coefficients.weight.copy_(torch.tensor(weights)[:, None])
+    solver = nanode.Adaptive(rtol=1e-5, atol=1e-5)
+    block = nanode.ODEBlock(field, solver=solver, gradient=gradient, interval=interval)
+    y = block(torch.ones(1))
+    first, last = (round(10 * t) for t in sorted(interval))
+    total = sum(weights[first:last]) / 10 * (1 if interval[0] < interval[1] else -1)
+    assert y.item() == pytest.approx(math.exp(total), rel=1e-4)
+    y.sum().backward()
+    grads = field.trajectory.coefficients.weight.grad.flatten().tolist()
+    assert [n for n, grad in enumerate(grads) if grad] == list(range(first, last))
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, DOUBLE), (torch.float32, torch.complex64)], ids=str
+)
+def test_parts_keep_their_dtypes(gradient, dtypes):
+    """torchdiffeq has them in one tensor, of one dtype."""
+    seen = set()
+
+    def f(t, x):
+        seen.add((x[0].dtype, x[1].dtype))
+        return -x[0], (1j if x[1].is_complex() else 1.0) * x[1]
+
+    start = tuple(torch.ones(2, dtype=dtype, requires_grad=True) for dtype in dtypes)
+    end = nanode.odeint(f, start, solver=tight(tolerance=1e-6), gradient=gradient)
+    assert tuple(part.dtype for part in end) == dtypes
+    assert seen == {dtypes}
+    factors = [math.exp(-1), np.exp(1j) if dtypes[1].is_complex else math.e]
+    for part, factor in zip(end, factors, strict=True):
+        assert part.detach().numpy() == pytest.approx(np.full(2, factor), rel=1e-5)
+    grads = torch.autograd.grad(sum(part.abs().square().sum() for part in end), start)
+    assert tuple(grad.dtype for grad in grads) == dtypes
+    for grad, factor in zip(grads, factors, strict=True):
+        assert grad.numpy() == pytest.approx(np.full(2, 2 * abs(factor) ** 2), rel=1e-5)
+
+
+def test_an_imaginary_slope_of_a_real_part_is_refused():
+    start = (torch.ones(1), torch.ones(1, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="imaginary part would be lost"):
+        nanode.odeint(lambda t, x: (1j * x[0], x[1]), start, solver=tight(tolerance=1e-3))

@@ -76,3 +76,23 @@ def test_the_adjoint_has_no_forward_mode():
         x = forward_ad.make_dual(torch.ones(2, dtype=DOUBLE), torch.ones(2, dtype=DOUBLE))
         with pytest.raises(RuntimeError, match=r"no derivatives in forward mode; use .*Backprop"):
             block(x)
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
+def test_the_first_time_gets_its_gradient_where_weights_jump(gradient, reverse):
+    """x' = w x by w = 1, then 3: the state at t is x exp(∫w), and moves with its ends by w."""
+    layer = nn.Linear(1, 1, bias=False).double()
+    field = nanode.TimeVarying(layer, nanode.Bucketed(2))
+    with torch.no_grad():
+        field.trajectory.coefficients.weight.copy_(torch.tensor([[1.0], [3.0]]))
+    ends = [1.0, 0.25, 0.0] if reverse else [0.0, 0.75, 1.0]
+    at = torch.tensor(ends, dtype=DOUBLE, requires_grad=True)
+    x = torch.ones(1, dtype=DOUBLE, requires_grad=True)
+    states = nanode.odeint(field, x, at=at, solver=tight(), gradient=gradient)
+    assert torch.equal(states[0], x)
+    grads = torch.autograd.grad((states[:, 0] * torch.tensor([5.0, 0.0, 1.0])).sum(), [x, at])
+    end, slopes = states[-1, 0].item(), [3.0, 1.0] if reverse else [1.0, 3.0]
+    assert grads[0].item() == pytest.approx(5 + end, rel=1e-6)
+    expected = [-slopes[0] * end, 0.0, slopes[1] * end]
+    assert grads[1].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)

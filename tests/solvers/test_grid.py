@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.integrate import make_plan
 from nanode.solvers import Aligned, Given, Grid, Uniform, as_schedule
 
 STEPPERS = [
@@ -360,3 +361,13 @@ def test_a_large_time_does_not_blur_small_ones():
     times = torch.tensor([0.004, 5.1, 1e4])
     block = nanode.ODEBlock(field, Given(times), at=times)
     assert block.interval == (times[0].item(), 1e4)
+
+
+@pytest.mark.parametrize("interval", [(1966.240966796875, 1967.769287109375), (0.0, 0.7)], ids=str)
+@pytest.mark.parametrize(("d", "steps"), [(34, 71), (10, 10), (7, 100)])
+def test_buckets_of_a_whole_solve_go_by_whole_numbers(interval, d, steps):
+    """Whatever the ends are rounded from: those of buckets and steps are the same."""
+    found = buckets(
+        field := bucketed(d, interval), make_plan(field, interval, steps, nanode.Euler()).stages
+    )
+    assert found == [k * d // steps for k in range(steps)]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.trajectories import Joined
 from tests.trajectories.orthogonal_samples import FORMS, gap
 from tests.trajectories.samples import step_stages, stirred
 
@@ -152,3 +153,69 @@ def test_a_skew_field_keeps_its_norm():
     assert (y - x).norm() > 0.5
     # RK4 loses h⁵ω⁶/144 a step: ω about 5, h = 1/400.
     torch.testing.assert_close(y.norm(dim=1), x.norm(dim=1), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("other", [nanode.Legendre(3), nanode.Bucketed(3)], ids=repr)
+def test_smoothness_of_weights_that_move_in_different_bases_is_their_sum(other):
+    """Two buckets beside another basis; each by itself has the penalty of an expansion alone."""
+
+    def start(name, basis):
+        torch.manual_seed(3)
+        values = {name: torch.randn(4, 4, dtype=torch.float64)}
+        return nanode.Orthogonal(
+            values, lambda g: nanode.Expansion(g, basis, nanode.Independent()), nanode.Cayley()
+        )
+
+    alone = [start("a", nanode.Bucketed(2)), start("b", other)]
+    both = {name: torch.randn(4, 4, dtype=torch.float64) for name in "ab"}
+    joint = nanode.Orthogonal(
+        both,
+        lambda g: Joined(
+            [
+                nanode.Expansion({"a": g["a"]}, nanode.Bucketed(2)),
+                nanode.Expansion({"b": g["b"]}, other),
+            ]
+        ),
+        nanode.Cayley(),
+    )
+    for part, one in zip(joint.inner.parts, alone, strict=True):
+        part.load_state_dict(one.inner.state_dict())
+    joint.fixed.load_state_dict({k: v for one in alone for k, v in one.fixed.state_dict().items()})
+    for m in (0, 1):
+        expected = sum(one.energy(m).item() for one in alone)
+        assert joint.energy(m).item() == pytest.approx(expected, rel=1e-10)
+    assert all(one.energy(1) > 0.1 for one in alone)
+
+
+def test_smoothness_of_a_hypernetwork_alone_has_a_gradient():
+    """Also where nothing else moves; against a small step."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4, bias=False).double()
+    field = nanode.TimeVarying(layer, weights=nanode.Hypernetwork, orthogonal=nanode.Householder())
+    stirred(field)
+    parameters = list(field.parameters())
+    grads = torch.autograd.grad(nanode.smoothness_penalty(field), parameters)
+    along = [torch.randn_like(p) for p in parameters]
+
+    def at(size):
+        moved = {
+            name: p.detach() + size * a
+            for (name, p), a in zip(field.named_parameters(), along, strict=True)
+        }
+        return torch.func.functional_call(
+            _Penalty(field), {f"field.{n}": p for n, p in moved.items()}
+        )
+
+    measured = (at(1e-5) - at(-1e-5)).item() / 2e-5
+    assert measured != 0
+    found = sum((g * a).sum().item() for g, a in zip(grads, along, strict=True))
+    assert found == pytest.approx(measured, rel=1e-5)
+
+
+class _Penalty(nn.Module):
+    def __init__(self, field):
+        super().__init__()
+        self.field = field
+
+    def forward(self):
+        return nanode.smoothness_penalty(self.field)

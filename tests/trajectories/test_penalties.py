@@ -210,3 +210,16 @@ def test_smoothness_refuses_other_orders(m):
         ValueError, match=r"m must be a whole number of at least 1.*function_penalty"
     ):
         nanode.smoothness_penalty(field("legendre"), m)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m", [1, 2, 3])
+@pytest.mark.parametrize("name", EVERY)
+def test_weights_that_do_not_move_cost_nothing(name, m, dtype):
+    """Exactly: rounding would leave a penalty of their own size, and a gradient of any."""
+    basis = nanode.Bucketed(100) if name == "bucketed" else make(name, (0.0, 1.0))
+    still = nanode.TimeVarying(nn.Linear(16, 16, bias=False).to(dtype), basis)
+    found = nanode.smoothness_penalty(still, m)
+    assert found.item() == 0
+    (grad,) = torch.autograd.grad(found, list(still.parameters()))
+    assert grad.abs().max().item() == 0

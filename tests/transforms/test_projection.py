@@ -225,3 +225,19 @@ def test_a_row_of_table_1_in_few_coefficients():
 def test_refuses(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_tiny_functions_are_not_taken_for_equal_ones():
+    """On (0, 1e-3) t⁵ and t⁴ differ by 1e-12, and yet contribute as much as others do."""
+    interval, size = (0.0, 1e-3), torch.tensor([1e3**n for n in range(6)], dtype=DOUBLE)
+    torch.manual_seed(0)
+    field = nanode.TimeVarying(
+        nn.Linear(3, 3, bias=False).double(), nanode.Monomial(5, interval=interval)
+    )
+    with torch.no_grad():
+        coefficients = torch.randn(6, 9, dtype=DOUBLE)
+        field.trajectory.coefficients.weight.copy_(coefficients * size[:, None])
+    found = nanode.project(field, nanode.Monomial(4, interval=interval))
+    assert max(nanode.projection_errors(field, found).values()) < 0.05
+    wider = nanode.project(field, nanode.Monomial(6, interval=interval))
+    assert max(nanode.projection_errors(field, wider).values()) == 0

@@ -1,0 +1,149 @@
+"""The table of weights is made twice by recomputing methods: it must be the same both times."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import nanode
+from tests.gradients.models import DOUBLE, distance
+
+RECOMPUTING = [
+    (nanode.Checkpointed(), nanode.Euler()),
+    (nanode.Reversal(), nanode.Leapfrog()),
+]
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+class Mixed(nn.Module):
+    """A product, which autocast takes in half precision."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.eye(size) + 0.1 * torch.randn(size, size))
+
+    def forward(self, x):
+        return x @ self.matrix
+
+
+class Changed(nanode.Trajectory):
+    """Another trajectory's weights, changed by a function of them."""
+
+    def __init__(self, parameters, change):
+        super().__init__()
+        self.inner = nanode.Expansion(parameters, nanode.Chebyshev(2))
+        self.shapes, self.interval, self.change = self.inner.shapes, self.inner.interval, change
+
+    def forward(self, t, side="right"):
+        return {name: self.change(w) for name, w in self.inner(t, side).items()}
+
+    def table(self, stages):
+        return {name: self.change(w) for name, w in self.inner.table(stages).items()}
+
+    def energy(self, m=0):
+        return self.inner.energy(m)
+
+
+def parametrised(change, size=4, dtype=DOUBLE):
+    """A field whose coefficients of a weight go through a module first."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(size, size), nn.Tanh())
+    field = nanode.TimeVarying(layer, nanode.Chebyshev(2), start=nanode.Noisy(0.5))
+    coefficients = field.trajectory.coefficients.get_submodule("0")
+    parametrize.register_parametrization(coefficients, "weight", change)
+    return field.to(dtype)
+
+
+def both(field, solver, gradient, x, steps=6, **autocast):
+    """Gradients by a method and by Backprop, from the same random numbers."""
+    found = []
+    for method in (gradient, nanode.Backprop()):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", enabled=bool(autocast), **autocast):
+            y = nanode.odeint(field, x, steps=steps, solver=solver, gradient=method)
+        wanted = {"x": x, **dict(field.named_parameters())}
+        grads = torch.autograd.grad(y.double().square().sum(), list(wanted.values()))
+        found.append({"y": y.detach(), **dict(zip(wanted, grads, strict=True))})
+    return found
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_random_numbers_in_weights_are_repeated(gradient, solver):
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    ours, exact = both(parametrised(nn.Dropout(0.3)), solver, gradient, x)
+    assert distance(ours, exact) < 1e-12
+    noise = nanode.TimeVarying(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double(),
+        weights=lambda named: Changed(named, lambda w: w + 0.3 * torch.randn_like(w)),
+    )
+    ours, exact = both(noise, solver, gradient, x)  # other numbers for every row
+    assert distance(ours, exact) < 1e-12
+
+
+@pytest.mark.parametrize("gradient", [nanode.Checkpointed(chunk=2), nanode.Backsolve()], ids=repr)
+def test_random_numbers_that_cannot_be_repeated_are_refused(gradient):
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    block = nanode.ODEBlock(parametrised(nn.Dropout(0.3)), 6, nanode.Midpoint(), gradient)
+    with pytest.raises(ValueError, match="random numbers"):
+        block(x)
+    block.eval()(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"), [*RECOMPUTING, (nanode.Backsolve(), nanode.Midpoint())], ids=repr
+)
+def test_a_tensor_hidden_in_weights_is_an_error(gradient, solver):
+    gain = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+    field = nanode.TimeVarying(
+        nn.Linear(3, 3).double(), weights=lambda named: Changed(named, lambda w: gain * w)
+    )
+    y = nanode.odeint(
+        field, torch.ones(1, 3, dtype=DOUBLE), steps=4, solver=solver, gradient=gradient
+    )
+    with pytest.raises(ValueError, match=rf"{type(gradient).__name__} can't give it a gradient"):
+        y.sum().backward()
+    gain.requires_grad_(False)
+    nanode.odeint(
+        field, torch.ones(1, 3, dtype=DOUBLE), steps=4, solver=solver, gradient=gradient
+    ).sum().backward()
+
+
+def test_a_tensor_hidden_in_weights_is_an_error_in_an_adaptive_adjoint():
+    gain = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+    field = nanode.TimeVarying(
+        nn.Linear(3, 3).double(), weights=lambda named: Changed(named, lambda w: gain * w)
+    )
+    with pytest.raises(ValueError, match="Backsolve can't give it a gradient"):
+        nanode.odeint(
+            field,
+            torch.ones(1, 3, dtype=DOUBLE),
+            solver=nanode.Adaptive(),
+            gradient=nanode.Backsolve(),
+        )
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_torchs_cache_of_parametrised_weights_is_left_alone(gradient, solver):
+    x = torch.randn(3, 4, dtype=DOUBLE)
+    found = {}
+    for method in (gradient, nanode.Backprop()):
+        field = parametrised(Twice())
+        with parametrize.cached():
+            y = nanode.odeint(field, x, steps=4, solver=solver, gradient=method)
+            loss = y.square().sum() + nanode.smoothness_penalty(field)
+            loss.backward()
+        found[method] = {name: p.grad for name, p in field.named_parameters()}
+    assert distance(found[gradient], found[nanode.Backprop()]) < 1e-12
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_weights_are_made_under_the_same_autocast(gradient, solver):
+    """The backward pass runs outside of it. Half precision would show as some 1e-3."""
+    x = torch.randn(8, 16, requires_grad=True)
+    field = parametrised(Mixed(256), 16, torch.float32)
+    ours, exact = both(field, solver, gradient, x, dtype=torch.bfloat16)
+    assert distance(ours, exact) < 1e-5
