@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from nanode.analysis.subject import as_block
+from nanode.analysis.weights import in_double
 from nanode.block import ODEBlock, augmented
 from nanode.gradients import Backprop, Backsolve, Checkpointed, Evaluations, Gradient, Reversal
 from nanode.gradients.problem import Conditioning, Problem
@@ -122,7 +123,7 @@ def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
         carry: Carry = problem.march(f, problem.open(f, tuple(parts)), lambda k, reached: None)
         for k in reversed(range(plan.grid.steps)):
             carry = stepper.invert(problem.local(f, k), plan.widths[k], carry)
-    difference = [a.double() - b.double() for a, b in zip(carry[0], parts, strict=True)]
+    difference = [in_double(a) - in_double(b) for a, b in zip(carry[0], parts, strict=True)]
     return _norm(difference) / max(_norm(parts), torch.finfo(torch.float64).tiny)
 
 
@@ -140,7 +141,7 @@ def _gradients(
     result = tree_flatten(twin(x, *conditioning))[0]
     generator = torch.Generator().manual_seed(0)
     loss = sum(
-        (part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in result
+        (part * torch.randn(part.shape, generator=generator).to(part)).sum().real for part in result
     )
     named = {name: p for name, p in twin.named_parameters() if p.requires_grad}
     for label, values in (("x", x), ("conditioning", conditioning)):
@@ -163,11 +164,17 @@ def _leaf(value: Any) -> Any:
 
 
 def _compare(method: str, name: str, found: Tensor, expected: Tensor) -> Comparison:
-    a, b = found.double().flatten(), expected.double().flatten()
+    a, b = (_numbers(part) for part in (found, expected))
     scale = max(float(b.norm()), torch.finfo(torch.float64).tiny)
     cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if float(a.norm()) else 0.0
     return Comparison(method, name, float((a - b).norm()) / scale, cosine)
 
 
 def _norm(parts: Sequence[Tensor]) -> float:
-    return float(torch.stack([part.double().norm() for part in parts]).norm())
+    return float(torch.cat([_numbers(part) for part in parts]).norm())
+
+
+def _numbers(part: Tensor) -> Tensor:
+    """A part's real numbers in a row."""
+    wide = in_double(part)
+    return (torch.view_as_real(wide) if wide.is_complex() else wide).flatten()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nanode.analysis.drawing import Findings, axes
 from nanode.analysis.subject import field_of
+from nanode.analysis.weights import in_double
 from nanode.bases.quadrature import gauss
 from nanode.block import ODEBlock
 from nanode.fields import Field, Gated, TimeVarying
@@ -87,15 +88,15 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
         nodes, weights = gauss(piece, count=orders + 16)
         polynomials = _orthonormal(nodes, interval, orders)
         for name, table in inner.weights(_stages(nodes.tolist(), piece[0])).moving.items():
-            flat = table.flatten(1).double().cpu()
-            part = polynomials.T @ (weights[:, None] * flat)
+            flat = in_double(table).reshape(len(table), -1).cpu()
+            part = polynomials.T.to(flat) @ (weights[:, None] * flat)
             projected[name] = projected[name] + part if name in projected else part
-            total[name] = total.get(name, 0.0) + float(weights @ flat.square().sum(1))
+            total[name] = total.get(name, 0.0) + float(weights @ flat.abs().square().sum(1))
     if not projected:
         raise ValueError("no weight of this field moves in time")
-    by_order = {name: part.square().sum(1) for name, part in projected.items()}
+    by_order = {name: part.abs().square().sum(1) for name, part in projected.items()}
     own = {
-        prefix + name: alpha.double().cpu().square().sum(1) * part.basis.gram(0).diagonal()
+        prefix + name: in_double(alpha).cpu().abs().square().sum(1) * part.basis.gram(0).diagonal()
         for prefix, part in _expansions(inner)
         for name, alpha in part.coefficients
     }

@@ -117,14 +117,14 @@ def transition_values(
     block: ODEBlock,
     x: Any,
     *conditioning: Any,
-    count: int = 6,
+    count: int | None = None,
     tau: float | None = None,
     at: Sequence[float] | None = None,
     of: Of | None = None,
     depth: int = DEPTH,
     seed: int = 0,
 ) -> SingularValues:
-    """The largest singular values of Φ(t, τ), estimated without forming it.
+    """The largest singular values of Φ(t, τ), by default six, estimated without forming it.
 
     The arguments are those of ``state_transition``, but for ``at``, by default the end alone.
     ``depth`` and ``seed`` are those of the randomised method: it makes (count + 1)(depth + 1)
@@ -137,6 +137,7 @@ def transition_values(
     torch.Size([1, 3])
     """
     subject = Subject(block, x, conditioning)
+    count = min(6, subject.size) if count is None else count
     begin, wanted = wanted_times(subject.block, tau, [block.interval[1]] if at is None else at)
     solve = Linearised(subject, of or Equation(), [begin, *wanted])
     first, *rest = solve.positions([begin, *wanted])

@@ -59,11 +59,16 @@ def weight_norms(field: Field | ODEBlock, points: int = 101) -> WeightNorms:
     norms, conditions = {}, {}
     for name, table in moving.items():
         if table.ndim < 3:
-            norms[name] = table.flatten(1).double().norm(dim=1)
+            norms[name] = in_double(table).reshape(len(table), -1).norm(dim=1)
             continue
-        values = torch.linalg.svdvals(table.flatten(2).double())
+        values = torch.linalg.svdvals(in_double(table).flatten(2))
         norms[name], conditions[name] = values[:, 0], values[:, 0] / values[:, -1]
     return WeightNorms(times, norms, conditions)
+
+
+def in_double(values: Tensor) -> Tensor:
+    """Values in double precision, complex ones as such."""
+    return values.to(torch.promote_types(values.dtype, torch.float64))
 
 
 def moving_weights(field: Field | ODEBlock, points: int) -> tuple[Tensor, Named]:

@@ -90,6 +90,8 @@ def _show(there: int, count: int) -> None:
 
 def _video(run: Path, out: Path | None, **options: Any) -> None:
     if out is not None:
+        if out.is_dir():
+            raise ValueError(f"out must be a JSON file, and {out} is a folder")
         check_writable(out.parent)
     found = evaluate_video(run, progress=_show, **options)
     print(f"{found.sequences} clips of {found.data} {found.split}, best of {found.samples} samples")

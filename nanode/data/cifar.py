@@ -14,7 +14,14 @@ import torch
 from nanode.data.download import obtain
 from nanode.data.extract import extract
 from nanode.data.images import ImageData, Images
-from nanode.data.source import OfficialFile, Progress, Source, check_labels, check_size
+from nanode.data.source import (
+    OfficialFile,
+    Progress,
+    Source,
+    check_labels,
+    check_shares,
+    check_size,
+)
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -86,6 +93,7 @@ class Cifar(Source):
             images[here] = rows[:, self.label_bytes :].reshape(-1, *SHAPE)
             check_labels(folder / name, labels[here], len(self.classes))
             start += records
+        check_shares(folder, labels, len(self.classes))
         return Images(f"{self.name} {split}", images, labels, self.classes, self.mean, self.std)
 
 

@@ -153,7 +153,7 @@ def _chunks(file: OfficialFile, url: str, start: int) -> Iterator[tuple[int, byt
             offset, total = _place(answer, start)
             if total not in (None, file.size):
                 raise _Broken(f"it has {total:,} bytes there, not {file.size:,}", final=True)
-            while chunk := answer.read(CHUNK):
+            while chunk := answer.read1(CHUNK):  # what is there: read would drop it at a timeout
                 if offset + len(chunk) > file.size:
                     raise _Broken(f"it has more than {file.size:,} bytes there", final=True)
                 yield offset, chunk

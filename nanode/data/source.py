@@ -121,3 +121,19 @@ def check_labels(path: Path, labels: Tensor, classes: int) -> None:
             f"{path} is damaged: record {record:,} has label {int(labels[record])}, "
             f"expected 0 to {classes - 1}. Remove it and it will be made again"
         )
+
+
+def check_shares(folder: Path, labels: Tensor, classes: int) -> None:
+    """Raise DataError unless every class is there as often as the others.
+
+    So it is in the official files. A copy that broke off after its room was made ends in zeros,
+    which are images too, all of one class.
+    """
+    counts = labels.bincount(minlength=classes)
+    least, most = int(counts.min()), int(counts.max())
+    if len(labels) % classes == 0 and least != most:
+        raise DataError(
+            f"the files in {folder} are damaged: classes have {least:,} to {most:,} of "
+            f"{len(labels):,} images, expected as many each. Remove the folder and it will be made "
+            "again"
+        )

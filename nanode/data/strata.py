@@ -21,7 +21,8 @@ def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     """
     if not 0 < count < len(labels):
         raise ValueError(
-            f"expected to take between 1 and {len(labels) - 1} of {len(labels)} images, got {count}"
+            f"expected to hold out between 1 and {len(labels) - 1} of {len(labels)} images, got "
+            f"{count}"
         )
     members: dict[int, list[int]] = {}
     for index, label in enumerate(labels.tolist()):

@@ -19,5 +19,5 @@ def main(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except ValueError as why:
+    except (ValueError, ImportError) as why:
         sys.exit(str(why))

@@ -118,8 +118,8 @@ def _outcomes(
         except Busy as why:
             print(f"passed over: {why}", file=sys.stderr)
             continue
-        except (ValueError, OSError):
-            raise  # settings, data, disks: the same for all that would follow
+        except (ValueError, OSError, ImportError):
+            raise  # settings, data, disks, extras: the same for all that would follow
         except Exception as why:
             # Too little memory on the device or a kernel that it can't hold, say: other runs may
             # fit. Only words are kept of it, since its traceback would keep tensors alive.

@@ -51,6 +51,10 @@ class Gated(Field):
         intervals = {member.interval for member in members if member.interval is not None}
         if basis is None:
             basis = Monomial(degree=1, interval=next(iter(intervals), (0.0, 1.0)))
+        if not isinstance(basis, Basis):
+            raise ValueError(
+                f"basis must be a Basis such as nanode.Monomial(degree=1), got {basis!r}"
+            )
         intervals.add(basis.interval)
         if len(intervals) != 1:
             raise ValueError(

@@ -86,6 +86,10 @@ class TimeVarying(Field):
             raise ValueError(
                 f"basis must be a Basis such as nanode.Chebyshev(degree=3), got {basis!r}"
             )
+        if weights is not None and not callable(weights):
+            raise ValueError(
+                f"weights must make a trajectory, such as nanode.Hypernetwork, got {weights!r}"
+            )
         if start is not None and weights is not None:
             raise ValueError("start= belongs to basis=; a factory given as weights= starts itself")
         refuse_lent(module)
@@ -171,6 +175,10 @@ def _motions(
     names: Mapping[str, str], default: Motion, overrides: Mapping[str, Motion]
 ) -> dict[str, Motion]:
     """How each parameter moves; a shared one goes by any of its names."""
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        raise ValueError(
+            f"overrides must map names of parameters to how they move, got {overrides!r}"
+        )
     motions: dict[str, Motion] = dict.fromkeys(names.values(), default)
     for pattern, motion in overrides.items():
         hits = _hits("override", pattern, names)

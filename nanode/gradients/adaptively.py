@@ -13,6 +13,7 @@ from nanode.fields import BatchNorm, Field
 from nanode.fields.swap import with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
+from nanode.gradients.compiled import Compiled
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.once import refuse_second, refuse_transforms
 from nanode.gradients.precision import as_cast, autocast_of
@@ -217,6 +218,8 @@ class _Guarded(torch.autograd.Function):
 
 def check_adaptive(field: Field, gradient: Gradient, scale: float) -> None:
     """Raise where torchdiffeq can't serve."""
+    if isinstance(gradient, Compiled):
+        raise ValueError("compile=True needs a fixed grid; with Adaptive leave it out")
     if not isinstance(gradient, Backprop | Backsolve):
         raise ValueError(
             f"{type(gradient).__name__} needs a fixed grid; with Adaptive use nanode.Backprop() or "

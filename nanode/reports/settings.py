@@ -136,10 +136,17 @@ def _augmentation(record: RunRecord) -> str:
     return ", ".join([*parts, *(["flip"] if augment.flip else [])]) or "none"
 
 
-def _images(record: RunRecord) -> str:
+def held_out(record: RunRecord) -> int | None:
+    """How many training images a run held out; None for a tenth of a number not known here."""
     held = record.config.validation
-    if held is None:  # a tenth, of CIFAR's 50,000
-        return "all but 5,000" if record.config.data.startswith("cifar") else "all but a tenth"
+    tenth_of_cifar = held is None and record.config.data.startswith("cifar")
+    return 5_000 if tenth_of_cifar else held
+
+
+def _images(record: RunRecord) -> str:
+    held = held_out(record)
+    if held is None:
+        return "all but a tenth"
     return f"all but {held:,}" if held else "all"
 
 

@@ -8,7 +8,7 @@ from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, judge, verdict
 from nanode.reports.markdown import table, write_page
 from nanode.reports.paper import CITATION, CLAIMS, TABLE1, table1_accuracy
 from nanode.reports.records import Cell
-from nanode.reports.settings import provenance, settings, settings_table
+from nanode.reports.settings import held_out, provenance, settings, settings_table
 from nanode.reports.statistics import Noise, pooled
 from nanode.training import RunRecord
 
@@ -205,15 +205,25 @@ def _choices(choices: Sequence[Choice]) -> str:
         ]
         edge = f" ({' and '.join(choice.edges)} at the edge)" if choice.edges else ""
         rows.append([choice.model, ", ".join(shown), f"{choice.chosen}{edge}"])
+    records = [record for choice in choices for record in choice.records]
     return (
         "## How learning rates and scales were chosen\n\n"
         "By accuracy on held-out training images, in per cent; test images took no part. One run "
-        "a candidate: leads below 0.5 to 0.7 points are within the standard error of 5,000 images. "
-        "“At the edge”: no smaller, or no larger, one was tried. "
-        + provenance([record for choice in choices for record in choice.records])
-        + "\n\n"
-        + table(["model", "candidates", "chosen"], rows)
+        f"a candidate{_error_of_a_lead(records)}. “At the edge”: no smaller, or no larger, one was "
+        "tried. " + provenance(records) + "\n\n" + table(["model", "candidates", "chosen"], rows)
     )
+
+
+def _error_of_a_lead(records: Sequence[RunRecord]) -> str:
+    """The standard error of the difference of two such accuracies, of as many images each."""
+    found = []
+    for record in records:
+        share = None if record.metrics is None else record.metrics.validation_accuracy
+        if share is not None and (images := held_out(record)):
+            found.append(100 * (2 * share * (1 - share) / images) ** 0.5)
+    if not found:
+        return ""
+    return f": the standard error of a lead is {min(found):.2f} to {max(found):.2f} points"
 
 
 def _settings(column: Column, models: Sequence[str], sets: Sequence[str]) -> str:

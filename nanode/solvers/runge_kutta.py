@@ -45,6 +45,8 @@ class RungeKutta(Stepper):
     """The explicit Runge–Kutta method of a tableau."""
 
     def __init__(self, tableau: Tableau) -> None:
+        if not isinstance(tableau, Tableau):
+            raise ValueError(f"tableau must be a Tableau, got {tableau!r}")
         self.tableau = tableau
         self.order = tableau.order
         self.fractions = tableau.c

@@ -56,9 +56,15 @@ def weights_notes(path: Path) -> dict[str, Any]:
     """The notes in the header of a file of weights."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-    except (OSError, SafetensorError) as why:
+            notes = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+    except (OSError, SafetensorError, ValueError) as why:
         raise ValueError(f"the weights in {path} can't be read: {why}") from why
+    if not notes:
+        raise ValueError(
+            f"{path} lacks the notes that training writes into its header; files that another "
+            "program has saved again have none"
+        )
+    return notes
 
 
 def save_checkpoint(

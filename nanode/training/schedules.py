@@ -32,7 +32,9 @@ def one_cycle(config: ScheduleConfig, step: int, steps: int) -> float:
     peak = config.warmup * steps - 1
     if step <= peak:
         return _half_wave(config.start, 1.0, step / peak if peak > 0 else 1.0)
-    return _half_wave(1.0, config.end, (step - max(peak, 0)) / max(steps - 1 - max(peak, 0), 1))
+    top = max(peak, 0)
+    left = steps - 1 - top
+    return _half_wave(1.0, config.end, (step - top) / left if left > 0 else 0.0)
 
 
 def cosine(config: ScheduleConfig, step: int, steps: int) -> float:

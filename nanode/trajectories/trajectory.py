@@ -76,6 +76,7 @@ class Tree(nn.Module):
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Each path with its tensor; None while a field around this one has taken it."""
+        # ``dict(iter(tree))``, not ``dict(tree)``: a wrapped submodule may be called keys.
         # No public method or attribute here: a wrapped submodule may have its name.
         # Read through the attributes, so that ``functional_call`` on a model reaches them.
         for path in self._paths:

@@ -136,7 +136,9 @@ def _projected(path: Any, basis: Basis, cutoff: float | None) -> Expansion:
             f"it interval={path.interval}"
         )
     with torch.enable_grad():  # which tells what is trained
-        own = dict(path.coefficients) if isinstance(path, Expansion) else path(path.interval[0])
+        own = (
+            dict(iter(path.coefficients)) if isinstance(path, Expansion) else path(path.interval[0])
+        )
     like = {
         name: nn.Parameter(own[name].new_empty(shape), requires_grad=own[name].requires_grad)
         for name, shape in path.shapes.items()
@@ -159,7 +161,7 @@ def _fitted(path: Trajectory, basis: Basis, cutoff: float | None) -> Named:
     """The coefficients of every weight."""
     if isinstance(path, Expansion):
         stages, weights = _nodes(path, basis, path.basis.size + basis.size)
-        own, old = dict(path.coefficients), path.basis.on(stages)
+        own, old = dict(iter(path.coefficients)), path.basis.on(stages)
     else:  # as an expansion in functions that are 1 at one node each
         stages, weights = _nodes(path, basis, basis.size)
         own = {name: _flat(w) for name, w in path.table(stages).items()}

@@ -146,3 +146,16 @@ def test_a_model_is_refused_and_its_blocks_are_named(look):
     with pytest.raises(ValueError, match=r"got Linear; make one by nanode\.ODEBlock\(field, steps"):
         look(model[0], x)
     look(torch.compile(flow(), backend="eager"), x)
+
+
+def test_complex_states_and_weights():
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(torch.complex128)
+    field = nanode.TimeVarying(layer, nanode.Chebyshev(2), start=nanode.Noisy(0.5))
+    x = 1j * X.to(torch.complex128)
+    report = nanode.check_gradients(nanode.ODEBlock(field, 8, nanode.Coupled()), x)
+    assert report.worst("Reversal") < 1e-13
+    assert report.drift < 1e-14
+    report = nanode.check_gradients(nanode.ODEBlock(field, 8, nanode.Euler()), x)
+    assert report.worst("Checkpointed") < 1e-14
+    assert 0.01 < report.worst("Backsolve") < 1

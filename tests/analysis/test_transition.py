@@ -235,3 +235,13 @@ def test_numbers_and_figure():
     lines = found.plot().get_lines()
     assert len(lines) == 4
     assert lines[0].get_ydata()[-1] == pytest.approx(numbers["singular_values"][-1][0])
+
+
+def test_a_small_state_has_as_many_values_as_numbers():
+    layer = nn.Linear(2, 2).double()
+    block = nanode.ODEBlock(nanode.TimeVarying(layer, nanode.Chebyshev(2)), 4)
+    x = torch.ones(2, dtype=torch.float64)
+    found = transition_values(block, x, of=Steps()).values
+    exact = torch.linalg.svdvals(state_transition(block, x, of=Steps()).matrices[-1])
+    assert found.shape == (1, 2)
+    torch.testing.assert_close(found[0], exact)

@@ -86,3 +86,31 @@ def test_a_figure_of_what_varies_keeps_its_own_limits():
     assert low < float(values.min())
     assert high > max(float(c.max()) for c in found.conditions.values())
     assert high / low > 2
+
+
+def test_a_single_number_moves_too():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(-2.0, **torch64))
+
+        def forward(self, x):
+            return self.scale * x
+
+    field = nanode.TimeVarying(Scaled(), nanode.Legendre(2))
+    assert weight_norms(field, points=3).norms["scale"].tolist() == [2.0, 2.0, 2.0]
+    assert trajectory_spectrum(field).total["scale"] == pytest.approx(4.0)
+
+
+def test_complex_weights_count_whole():
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).to(torch.complex128)
+    field = nanode.TimeVarying(layer, nanode.Legendre(2), start=nanode.Noisy(0.3))
+    found = weight_norms(field, points=3)
+    at = [field.weights_at(t)["weight"].detach().numpy() for t in (0.0, 0.5, 1.0)]
+    assert found.norms["weight"].tolist() == pytest.approx([np.linalg.norm(w, 2) for w in at])
+    spectrum = trajectory_spectrum(field, orders=4)
+    energy = sum(spectrum.total.values())
+    assert energy == pytest.approx(nanode.function_penalty(field).item())
+    for name, total in spectrum.total.items():
+        assert float(spectrum.orders[name].sum()) == pytest.approx(total)

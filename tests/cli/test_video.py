@@ -89,6 +89,13 @@ def test_where_nothing_can_be_written_nothing_is_computed(nanode, run, monkeypat
     assert f"{run / 'run.json'} is a file" in err
 
 
+def test_a_folder_is_no_file_for_numbers(nanode, run, monkeypatch, tmp_path):
+    monkeypatch.setattr("nanode.cli.evaluate.evaluate_video", None)  # nothing is computed
+    status, _, err = nanode("evaluate", run, "--out", tmp_path)
+    assert status == 1
+    assert f"out must be a JSON file, and {tmp_path} is a folder" in err
+
+
 def test_an_image_run_is_no_video_run(nanode, run, quick, tmp_path):
     image = ("train", "image", "--config", quick, "--out")
     assert nanode(*image, tmp_path / "image").status == 0

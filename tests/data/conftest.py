@@ -12,14 +12,17 @@ from nanode.data import download
 class Server:
     """Serves ``files``; ``answers`` holds one behaviour for each of the next requests.
 
-    A behaviour is "plain" (no ranges), "wrong range", an HTTP status, or ("cut", n): close the
-    connection after n bytes. Where none is left, ranges are served as asked.
+    A behaviour is "plain" (no ranges), "wrong range", an HTTP status, ("cut", n): close the
+    connection after n bytes, or ("stall", n): send nothing after them. Where none is left, ranges
+    are served as asked.
     """
 
     def __init__(self):
         self.files = {}
         self.answers = []
         self.ranges = []
+        #: Set once those that stall may close.
+        self.gone_on = threading.Event()
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -55,6 +58,9 @@ class Server:
         request.end_headers()
         stop = start + how[1] if isinstance(how, tuple) else len(content)
         request.wfile.write(content[start:stop])
+        if isinstance(how, tuple) and how[0] == "stall":
+            request.wfile.flush()
+            self.gone_on.wait(10)
 
 
 @pytest.fixture

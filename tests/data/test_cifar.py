@@ -97,6 +97,18 @@ def test_a_label_out_of_range_is_named(cifar, tmp_path):
         source.load(tmp_path, False, None)
 
 
+def test_zeros_where_a_copy_broke_off_are_noticed(tmp_path):
+    """They would be images of the first class."""
+    source, files = small_cifar(CIFAR10)
+    name = list(source.train)[-1]
+    half = len(files[name]) // 2
+    put(
+        tmp_path, source.folder, files | {name: files[name][:half] + bytes(len(files[name]) - half)}
+    )
+    with pytest.raises(DataError, match=r"damaged: classes have 9 to 19 of 100 images"):
+        source.load(tmp_path, False, None)
+
+
 def test_the_official_sizes(tmp_path):
     """The whole of CIFAR-10 in its real layout, 184 MB, from an archive of zeros and labels."""
     rows = np.zeros((10_000, 3073), dtype=np.uint8)

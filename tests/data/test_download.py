@@ -43,6 +43,14 @@ def test_a_broken_connection_is_taken_up_where_it_broke(file, server, tmp_path):
     assert names(tmp_path) == ["data.tar.gz"]
 
 
+def test_what_came_before_a_line_stalled_is_kept(file, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TIMEOUT", 0.5)
+    server.answers = [("stall", 300_000), ("stall", 200_000)]
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    server.gone_on.set()
+    assert server.ranges == [None, 300_000, 500_000]
+
+
 def test_a_later_download_goes_on(file, server, tmp_path):
     server.answers = [("cut", 1000), 503, 503, 503]
     with pytest.raises(DataError, match="503"):

@@ -130,6 +130,20 @@ def test_a_run_that_breaks_off_does_not_stop_the_others(tmp_path, runs, steps, c
     assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
 
 
+def test_a_missing_extra_stops_all_at_once(tmp_path, runs, monkeypatch, capsys):
+    tried = []
+
+    def missing(config, folder, stop):
+        tried.append(config.seed)
+        raise ImportError("training needs Fabric: pip install nanode[train]")
+
+    monkeypatch.setattr("nanode.experiments.execution.train", missing)
+    with pytest.raises(ImportError, match=r"pip install nanode\[train\]"):
+        execute(runs, tmp_path)
+    assert tried == [0]
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("models", [("auto",) * 3, ("auto", "anode", "auto")], ids=["one", "two"])
 def test_after_two_models_in_a_row_the_rest_is_not_tried(tmp_path, runs, monkeypatch, models):
     """One that is too large for a device says nothing of the next."""

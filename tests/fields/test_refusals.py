@@ -209,3 +209,18 @@ def test_allows_norms_without_running_statistics():
     alone = copy.deepcopy(module)
     x = torch.randn(5, 2)
     assert torch.equal(nanode.TimeVarying(module, nanode.Constant())(0.1, x), alone(x))
+
+
+@pytest.mark.parametrize("overrides", [["weight"], {3: None}], ids=str)
+def test_refuses_overrides_without_names(overrides):
+    refused("overrides must map names", None, nanode.Legendre(2), overrides=overrides)
+
+
+def test_refuses_what_makes_no_trajectory():
+    refused("weights must make a trajectory", None, weights="hyper")
+
+
+@pytest.mark.parametrize("basis", [3, nanode.Legendre], ids=str)
+def test_gates_are_refused_another_thing_than_a_basis(basis):
+    with pytest.raises(ValueError, match="basis must be a Basis such as"):
+        nanode.Gated([nn.Linear(2, 2)], basis)

@@ -348,6 +348,7 @@ def test_a_block_refuses_at_once_what_an_adaptive_solve_would_refuse():
     plain = nanode.Autonomous(nn.Linear(3, 3))
     for field, settings, message in [
         (plain, {"gradient": nanode.Reversal()}, "Reversal needs a fixed grid"),
+        (plain, {"compile": True}, "compile=True needs a fixed grid"),
         (plain, {"scale": float("nan")}, "scale must be a finite number"),
         (norm, {}, "BatchNorm keeps statistics per evaluation"),
     ]:

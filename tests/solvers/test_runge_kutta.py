@@ -125,3 +125,8 @@ def test_classical_rk4_is_not_torchdiffeqs():
     theirs = torchdiffeq.odeint(f, x, t, method="rk4")
     ours = nanode.odeint(f, x, at=t, solver=nanode.RK4())
     assert (ours - theirs).abs().max() > 1e-7 * theirs.abs().max()
+
+
+def test_a_name_is_no_tableau():
+    with pytest.raises(ValueError, match="tableau must be a Tableau, got 'rk4'"):
+        RungeKutta("rk4")

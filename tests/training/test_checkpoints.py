@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from nanode.training.checkpoints import (
@@ -91,6 +92,16 @@ def test_weights_with_notes(tmp_path):
         load_weights(path, nn.Linear(3, 3))
     path.write_bytes(b"half")
     with pytest.raises(ValueError, match="can't be read"):
+        weights_notes(path)
+
+
+def test_weights_without_notes_are_refused(tmp_path):
+    path = tmp_path / "final.safetensors"
+    save_file({"weight": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match=r"final\.safetensors lacks the notes that training"):
+        weights_notes(path)
+    save_file({"weight": torch.ones(1)}, path, metadata={"classes": "x"})
+    with pytest.raises(ValueError, match=r"final\.safetensors can't be read"):
         weights_notes(path)
 
 

@@ -29,7 +29,7 @@ def of_torch(make, steps):
 CLOSE = {"rel": 1e-9, "abs": 1e-12}
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(100, 0.25), (37, 0.3), (10, 0.5)])
+@pytest.mark.parametrize(("steps", "warmup"), [(100, 0.25), (37, 0.3), (10, 0.5), (7, 0.9)])
 def test_one_cycle_is_torchs(steps, warmup):
     config = ScheduleConfig(warmup=warmup, start=0.04, end=1e-4)
     expected = of_torch(
@@ -52,6 +52,9 @@ def test_one_cycle_by_hand():
     up = [0.2 + 0.8 * (1 - math.cos(math.pi * k / 4)) / 2 for k in range(5)]
     down = [(1 + math.cos(math.pi * k / 5)) / 2 for k in range(1, 6)]
     assert found == pytest.approx(up + down, **CLOSE)
+    short = rates(ScheduleConfig(warmup=0.9, start=0.2, end=0.0), 7)  # the peak is at step 5.3
+    assert short[-1] == pytest.approx(0.0, **CLOSE)
+    assert max(short) > 0.9
 
 
 def test_cosine_without_warmup_is_torchs():

@@ -295,3 +295,22 @@ def test_refuses_times_that_are_no_numbers():
         path(float("nan"))
     with pytest.raises(ValueError, match="numbers as times"):
         path.table(Stages((Stage.alone(torch.tensor(0.5)),)))
+
+
+def test_torch_func_differentiates_through_it():
+    """What it recomputes otherwise it holds here: a transform can't follow."""
+    torch.manual_seed(0)
+    field = nanode.TimeVarying(nn.Linear(3, 3).double(), weights=nanode.Hypernetwork)
+    block = nanode.ODEBlock(stirred(field), 3)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(block, x)
+    torch.testing.assert_close(torch.func.jacrev(block)(x), expected)
+    parameters = dict(block.named_parameters())
+
+    def loss(parameters):
+        return torch.func.functional_call(block, parameters, x).square().sum()
+
+    found = torch.func.grad(loss)(parameters)
+    exact = torch.autograd.grad(block(x).square().sum(), list(parameters.values()))
+    for one, other in zip(found.values(), exact, strict=True):
+        torch.testing.assert_close(one, other)

@@ -241,3 +241,18 @@ def test_tiny_functions_are_not_taken_for_equal_ones():
     assert max(nanode.projection_errors(field, found).values()) < 0.05
     wider = nanode.project(field, nanode.Monomial(6, interval=interval))
     assert max(nanode.projection_errors(field, wider).values()) == 0
+
+
+@pytest.mark.parametrize("name", ["keys", "values", "items"])
+def test_weights_may_have_the_names_of_a_dicts_methods(name):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(name, nn.Linear(3, 3))
+
+        def forward(self, x):
+            return self.get_submodule(name)(x)
+
+    field = nanode.TimeVarying(Named(), nanode.Legendre(2))
+    found = nanode.project(field, nanode.Chebyshev(3))
+    assert max(nanode.projection_errors(field, found).values()) < 1e-6
