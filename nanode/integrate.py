@@ -107,9 +107,9 @@ def make_plan(
     refuse_running_statistics(field)  # again: modules can change after a field was made of them
     schedule = as_schedule(steps)
     grid = schedule.grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
+    wanted = (grid.steps,) if at is None else _positions(at, grid)
     if isinstance(schedule, Uniform) and field.interval == tuple(sorted(interval)):
         grid = replace(grid, slack=0.0)  # of the very ends that the weights' own pieces have
-    wanted = (grid.steps,) if at is None else _positions(at, grid)
     crossed = [t for t in field.jumps if not grid.holds(t)]
     low, high = sorted(interval)
     if stepper.order > 1 and any(low < t < high for t in crossed):

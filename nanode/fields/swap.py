@@ -206,7 +206,7 @@ def uncached(field: nn.Module) -> Iterator[None]:
     if traced() or not parametrize._cache_enabled:
         yield
         return
-    with taken(turns_of(field)), _uncached():
+    with taken(turns_of(field)), here(), _uncached():
         yield
 
 

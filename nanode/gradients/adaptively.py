@@ -168,9 +168,13 @@ def _backsolved(
 def _refuse_hidden_weights(field: Field, own: Named, times: Tensor, gradient: Gradient) -> None:
     """Raise if weights are made of what the adjoint doesn't know of."""
     leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in own.items()}
+
+    def make() -> list[Tensor]:
+        t = times[0].detach().clone()  # which weights may be differentiated in
+        return [*with_parameters(field, leaves, field.weights_at, t).values()]
+
     with torch.enable_grad():
-        weights = with_parameters(field, leaves, field.weights_at, times[0].detach())
-    refuse_hidden(weights.values(), leaves.values(), gradient)
+        refuse_hidden(make, make(), leaves.values(), gradient)
 
 
 def _from_moving_start(

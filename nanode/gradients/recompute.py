@@ -8,7 +8,7 @@ parameters at once. States and adjoints of the size of the coefficients never ex
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class Recomputing(Gradient):
         job = Job(
             self, problem, len(x), len(problem.conditioning.tensors), list(parameters), plan.stages
         )
+        job.repeats = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
         before = buffers(plan.field)
         flat = _Solve.apply(job, *inputs)
         if any(part.requires_grad for part in flat):
@@ -94,7 +95,11 @@ class _Solve(torch.autograd.Function):
         x, conditioning = inputs[:n], inputs[n : n + m]
         before = [*map(version, conditioning)]
         job.open(x, conditioning)
-        wanted, kept = job.method.forward(job, tuple(part.detach() for part in x))
+        try:
+            wanted, kept = job.method.forward(job, tuple(part.detach() for part in x))
+        except BaseException:
+            del job.rows  # which names the job: tables would live until a garbage collection
+            raise
         job.close()
         if [*map(version, conditioning)] != before:
             raise ValueError(
@@ -153,6 +158,8 @@ class Job:
         self.method, self.problem = method, problem
         self.state_size, self.conditioning_size = state_size, conditioning_size
         self.names, self.stages = names, stages
+        #: Whether a backward pass may come.
+        self.repeats = True
         self.snapshot = Snapshot(problem.plan.field)
         self.random: dict[int, list[Tensor]] = {}
         #: What the table of weights was drawn from, if it was.
@@ -194,7 +201,7 @@ class Job:
         with torch.no_grad(), uncached(self.plan.field):
             weights = self.problem.prepare(self.plan.field.weights(stages))
         if not equal_states(before, self._random_state()):
-            if len(stages) < len(self.stages):
+            if self.repeats and len(stages) < len(self.stages):
                 raise ValueError(
                     "the field draws random numbers for its weights, and would draw others for "
                     "each chunk of their table; leave chunk= out"
@@ -215,18 +222,23 @@ class Job:
             torch.enable_grad(),
         ):
             own = own_parameters(field)
-            if all(own.get(name) is p for name, p in parameters.items()):
-                weights = prepare(field.weights(stages))
-            else:  # the forward pass ran under functional_call, which has ended since
-                weights = prepare(with_parameters(field, parameters, field.weights, stages))
-        if not self.looked:
-            self.looked = True
-            made = [*weights.moving.values(), *weights.constant.values()]
-            refuse_hidden(made, parameters.values(), self.method)
-        return weights
+            same = all(own.get(name) is p for name, p in parameters.items())
+
+            def make() -> Weights:
+                if same:
+                    return field.weights(stages)
+                # The forward pass ran under functional_call, which has ended since.
+                return with_parameters(field, parameters, field.weights, stages)
+
+            weights = make()
+            if not self.looked:
+                self.looked = True
+                refuse_hidden(lambda: _all(make()), _all(weights), parameters.values(), self.method)
+            return prepare(weights)
 
     def first(self, i: int, x: State) -> State:
         """f at stage i, in the forward pass."""
+        row = self.rows[i]  # first: building its table may draw numbers
         self.random[i] = self._random_state()
         self.problem.evaluations.forward += 1
         # A field that differentiates has x require grad. At first x is the caller's memory, where a
@@ -235,7 +247,7 @@ class Job:
         # Nothing here requires grad, so nothing is recorded; with grad enabled, a result that
         # requires it comes from x, if the field has differentiated, or from a tensor that it hides.
         with torch.enable_grad():
-            slopes = self.problem.evaluate(self.stages, i, self.rows[i], x, self.fixed)
+            slopes = self.problem.evaluate(self.stages, i, row, x, self.fixed)
         return without_hidden(slopes, x, self.method)
 
     def again(
@@ -291,12 +303,22 @@ def without_hidden(slopes: State, x: State, method: Gradient) -> State:
     return tuple(slope.detach() for slope in slopes)
 
 
+def _all(weights: Weights) -> list[Tensor]:
+    return [*weights.moving.values(), *weights.constant.values()]
+
+
 def refuse_hidden(
-    weights: Iterable[Tensor], parameters: Iterable[Tensor], method: Gradient
+    again: Callable[[], Iterable[Tensor]],
+    weights: Iterable[Tensor],
+    parameters: Iterable[Tensor],
+    method: Gradient,
 ) -> None:
     """Raise if weights were made of a tensor that requires grad and is no parameter."""
     own = {*map(_memory, parameters)}
-    if any(_memory(leaf) not in own for leaf in _leaves(weights)):
+    weights = list(weights)
+    others = {_memory(leaf) for leaf in _leaves(weights)} - own
+    # What is made on the way (times, to differentiate in) is another one when it is made again.
+    if others and others & {_memory(leaf) for leaf in _leaves(again())}:
         raise ValueError(
             "the field's weights depend on a tensor that requires grad but is no parameter of the "
             f"field: {type(method).__name__} can't give it a gradient. Make it a parameter of the "

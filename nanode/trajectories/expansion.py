@@ -91,10 +91,10 @@ class Expansion(Trajectory):
 
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int W^{(m)2} dt = \alpha^\top G_m \alpha`."""
-        root, unit = _root(self.basis.gram(m)), self.basis.unit()
+        root = _root(self.basis.gram(m))
         parts = []
         for _, alpha in self.coefficients:
-            moving = alpha if m == 0 else _without_constant(alpha, unit)
+            moving = alpha if m == 0 else _without_constant(alpha, self.basis.unit())
             product = _product(root.to(device=alpha.device, dtype=alpha.dtype), moving)
             parts.append(product.abs().square().sum())
         return torch.stack(parts).sum()
@@ -113,6 +113,8 @@ def _without_constant(alpha: Tensor, unit: Tensor) -> Tensor:
     would leave something of their size.
     """
     place = int(unit.abs().argmax())
+    if not unit[place]:
+        return alpha  # a basis without the constant function
     share = alpha[place] / unit[place].to(alpha)
     return alpha - unit.to(alpha)[:, None] * share
 

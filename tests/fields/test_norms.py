@@ -328,3 +328,19 @@ def test_times_that_differ_by_rounding_have_the_same_statistics():
     assert layers[1].fits(block.plan().times)
     assert layers[1].times != block.plan().times
     torch.testing.assert_close(block(x), before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", [0.0, 20_000.0, 1.7e9])
+def test_near_times_are_told_apart_however_far_from_zero(start):
+    """Eight steps where statistics are of four: every second evaluation lies between two."""
+    length = 0.1 if start < 1e6 else 100.0
+    norm = nanode.BatchNorm(1)
+    field = nanode.TimeVarying(
+        nn.Sequential(norm, nn.Linear(1, 1)),
+        nanode.Legendre(2, interval=(start, start + length)),
+    )
+    nanode.ODEBlock(field, 4)
+    norm.running_mean.copy_(torch.arange(4.0)[:, None])
+    norm.eval()
+    found = [float(norm.statistics(s)[0]) for s in nanode.ODEBlock(field, 8).plan().stages]
+    assert found == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3, 3], abs=1e-3)

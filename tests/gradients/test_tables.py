@@ -1,5 +1,7 @@
 """The table of weights is made twice by recomputing methods: it must be the same both times."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,18 @@ def test_random_numbers_in_weights_are_repeated(gradient, solver):
     assert distance(ours, exact) < 1e-12
 
 
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_random_numbers_in_weights_and_in_evaluations_are_repeated(gradient, solver):
+    """The table is drawn in the first evaluation, whose own numbers come after."""
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    field = nanode.TimeVarying(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5)).double(),
+        weights=lambda named: Changed(named, lambda w: nn.functional.dropout(w, 0.3)),
+    )
+    ours, exact = both(field, solver, gradient, x)
+    assert distance(ours, exact) < 1e-12
+
+
 @pytest.mark.parametrize("gradient", [nanode.Checkpointed(chunk=2), nanode.Backsolve()], ids=repr)
 def test_random_numbers_that_cannot_be_repeated_are_refused(gradient):
     x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
@@ -91,6 +105,12 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(gradient):
     with pytest.raises(ValueError, match="random numbers"):
         block(x)
     block.eval()(x).sum().backward()
+
+
+def test_random_numbers_are_not_refused_where_nothing_will_be_repeated():
+    block = nanode.ODEBlock(parametrised(nn.Dropout(0.3)), 6, gradient=nanode.Checkpointed(chunk=2))
+    with torch.no_grad():
+        assert block(torch.ones(3, 4, dtype=DOUBLE)).shape == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +144,72 @@ def test_a_tensor_hidden_in_weights_is_an_error_in_an_adaptive_adjoint():
             solver=nanode.Adaptive(),
             gradient=nanode.Backsolve(),
         )
+
+
+class Velocity(nanode.Trajectory):
+    """W(t) = w · d/dt sin(a t), the derivative taken by autograd."""
+
+    def __init__(self, parameters):
+        super().__init__()
+        ((self.name, value),) = parameters.items()
+        self.shapes, self.interval = {self.name: value.shape}, (0.0, 1.0)
+        self.w = nn.Parameter(value.detach().clone())
+        self.a = nn.Parameter(torch.tensor(1.3).to(value))
+
+    def forward(self, t, side="right"):
+        return {self.name: self._at(torch.as_tensor(t).to(self.w)[None])[0]}
+
+    def table(self, stages):
+        return {self.name: self._at(torch.tensor([s.time for s in stages]).to(self.w))}
+
+    def energy(self, m=0):
+        return self.w.square().sum()
+
+    def _at(self, times):
+        with torch.enable_grad():
+            times = times.detach().requires_grad_()
+            position = torch.sin(self.a * times).sum()
+            (velocity,) = torch.autograd.grad(position, times, create_graph=True)
+        return velocity[:, None, None] * self.w
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_weights_may_be_derivatives_in_time(gradient, solver):
+    """What they are taken in requires grad and is no parameter, but is made in every call."""
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    field = nanode.TimeVarying(nn.Linear(4, 4, bias=False).double(), weights=Velocity)
+    ours, exact = both(field, solver, gradient, x)
+    assert distance(ours, exact) < 1e-12
+
+
+def test_weights_may_be_derivatives_in_time_in_an_adaptive_adjoint():
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    field = nanode.TimeVarying(nn.Linear(4, 4, bias=False).double(), weights=Velocity)
+    adaptive = nanode.Adaptive(rtol=1e-10, atol=1e-10)
+    ours, _ = both(field, adaptive, nanode.Backsolve(), x, steps=None)
+    exact, _ = both(field, nanode.RK4(), nanode.Checkpointed(), x, steps=100)
+    assert distance(ours, exact) < 1e-7
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_an_error_in_the_field_leaves_no_table_behind(gradient, solver):
+    """Not even until the next garbage collection: it may have been a lack of memory."""
+
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("out of memory")
+
+    layers = nn.Sequential(nn.Linear(11, 7), Failing())
+    field = nanode.TimeVarying(layers, nanode.Chebyshev(2))
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            nanode.odeint(field, torch.ones(1, 11), steps=4, solver=solver, gradient=gradient)
+        left = [o for o in gc.get_objects() if isinstance(o, torch.Tensor) and o.shape == (7, 11)]
+        assert not left
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)

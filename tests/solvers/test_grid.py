@@ -314,6 +314,12 @@ def test_rounded_times_are_on_a_grid_of_steps():
         nanode.odeint(field, x, steps=10, at=[0.0, 0.55, 1.0])
 
 
+def test_times_lie_on_a_grid_whose_end_was_rounded():
+    end = float(torch.tensor(0.7))
+    block = nanode.ODEBlock(bucketed(7, (0.0, end)), 10, interval=(0.0, end), at=[0.35, 0.7])
+    assert block(torch.ones(1, 1)).shape == (2, 1, 1)
+
+
 def test_breakpoints_and_rounded_times_are_one():
     """No step of a hair's breadth between 0.3 and 0.3 in single precision."""
     at = torch.linspace(0, 1, 11)

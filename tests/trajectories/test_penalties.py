@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.bases.quadrature import gauss, weighted_gram
 from tests.trajectories.samples import EVERY, make, quadrature, stirred
 
 INTERVALS = [(0.0, 1.0), (-2.0, 3.0)]
@@ -223,3 +224,31 @@ def test_weights_that_do_not_move_cost_nothing(name, m, dtype):
     assert found.item() == 0
     (grad,) = torch.autograd.grad(found, list(still.parameters()))
     assert grad.abs().max().item() == 0
+
+
+class Sines(nanode.Basis):
+    """sin t and sin 2t: no constant function among them."""
+
+    size = 2
+
+    def values(self, t, side):
+        return torch.stack([t.sin(), (2 * t).sin()], -1)
+
+    def gram(self, m=0):
+        t, weights = gauss(self.interval, 32)
+        rows = [t.sin(), (2 * t).sin()] if m == 0 else [t.cos(), 2 * (2 * t).cos()]
+        return weighted_gram(torch.stack(rows, -1), weights)
+
+    def unit(self):
+        return torch.zeros(2, dtype=torch.float64)
+
+
+def test_a_basis_without_constants():
+    torch.manual_seed(0)
+    moving = nanode.TimeVarying(nn.Linear(3, 3, bias=False).double(), Sines())
+    (alpha,) = moving.parameters()
+    nn.init.normal_(alpha)
+    t, weights = gauss((0.0, 1.0), 64)
+    velocity = t.cos()[:, None] * alpha[0] + 2 * (2 * t).cos()[:, None] * alpha[1]
+    exact = (weights @ velocity.square()).sum()
+    torch.testing.assert_close(nanode.smoothness_penalty(moving), exact)
