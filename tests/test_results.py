@@ -1,5 +1,6 @@
 """What results/ shows is what its records say: every page can be made again from them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ PAGES = {
     "table1": Options(),
     "table2": Options(seeds=2),
 }
+#: Without runs: computed whenever it is made, and conditions of 1e16 are another machine's others.
+COMPUTED = "figure-chebyshev"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -28,6 +31,20 @@ def test_pages_are_made_from_records(name, tmp_path):
 
 def test_every_page_is_among_them():
     pages = {path.stem for path in RESULTS.glob("*.md")} - {"README"}
-    assert pages == set(PAGES)
+    assert pages == {*PAGES, COMPUTED}
     listed = (RESULTS / "README.md").read_text()
-    assert all(f"({name}.md)" in listed for name in PAGES)
+    assert all(f"({name}.md)" in listed for name in pages)
+
+
+def test_the_computed_page_says_the_same(tmp_path):
+    EXPERIMENTS[COMPUTED].report(RESULTS / "runs", tmp_path, Options())
+    made, kept = ((path / f"{COMPUTED}.md").read_text() for path in (tmp_path, RESULTS))
+    numbers = re.compile(r"\d[\d.e+]*")
+    assert numbers.sub("", made) == numbers.sub("", kept)
+    # Swings and medians, of the first two columns, are far from the limits of float64.
+    rows = [
+        [line.split("|")[2:4] for line in page.splitlines() if line.startswith("| ")]
+        for page in (made, kept)
+    ]
+    for ours, theirs in zip(rows[0][1:], rows[1][1:], strict=True):
+        assert [float(n) for n in ours] == pytest.approx([float(n) for n in theirs], rel=0.1)

@@ -15,6 +15,7 @@ from nanode.data.download import obtain
 from nanode.data.extract import extract
 from nanode.data.images import ImageData, Images
 from nanode.data.source import (
+    DataError,
     OfficialFile,
     Progress,
     Source,
@@ -68,7 +69,13 @@ class Cifar(Source):
             if not (folder / name).exists()
         }
         if absent:
-            extract(obtain(self.archive, root, download, progress), absent, folder)
+            try:
+                archive = obtain(self.archive, root, download, progress)
+            except DataError as why:
+                if len(absent) == len(sizes):
+                    raise
+                raise DataError(f"{root} lacks {', '.join(absent)}.\n{why}") from why
+            extract(archive, absent, folder)
         for name, size in sizes.items():
             check_size(folder / name, size)
         return ImageData(

@@ -3,8 +3,9 @@
 tradeoff/<data>/order<n>-penalty<w>/seed0
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from nanode.experiments.measurements import TOLERANCE, fewest_steps, measured
 from nanode.experiments.plan import Options, Planned, configured, standing
 from nanode.experiments.selection import HELD_OUT, TESTED, error_text
 from nanode.experiments.table1 import shared
+from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, verdict
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
-from nanode.reports.statistics import Spread
+from nanode.reports.statistics import Noise, Spread, pooled
 
 ORDER = 10
 #: The penalty's largest curvature is 2·160 times its weight (the Gram matrix of order 10): at the
@@ -70,6 +72,7 @@ class Tradeoff:
             standing(self.plan(options, root), root, options),
             "![smoothness, accuracy and steps](tradeoff.png)",
             table(header, rows),
+            _judged(found, _noise(root, options)),
             _grids(found),
             settings_table(cells.items(), ["order", "penalty"]),
         ]
@@ -77,8 +80,12 @@ class Tradeoff:
         return [figure, write_page(out / "tradeoff.md", "Smoothness and steps", parts)]
 
 
-#: Order and weight of the penalty of each run.
-POINTS = (*((ORDER, weight) for weight in PENALTIES), *((order, 0.0) for order in ORDERS))
+#: Order and weight of the penalty of a run.
+Point = tuple[int, float]
+POINTS: tuple[Point, ...] = (
+    *((ORDER, weight) for weight in PENALTIES),
+    *((order, 0.0) for order in ORDERS),
+)
 
 
 def planned(order: int, weight: float, options: Options) -> Planned:
@@ -108,14 +115,19 @@ def _doubt(root: Path, options: Options) -> str:
         f"{HELD_OUT:,} held-out images, {error_text(TYPICAL_ACCURACY, TESTED)} on the "
         f"{TESTED:,} of the test set"
     )
-    seeds, _, _ = shared(f"t-nanode-{ORDER}", options.main, options).name.rpartition("/")
-    accuracy = Cell.seeds(root, seeds).accuracy
+    accuracy = _several(root, options)
     if accuracy is not None and accuracy.deviation is not None:
         words += (
             f"; and {accuracy.count} seeds of order {ORDER} without a penalty vary by "
             f"{accuracy.deviation:.2f} points there (sample standard deviation, Table 1)"
         )
     return f"{words}. Smaller differences than these decide nothing."
+
+
+def _several(root: Path, options: Options) -> Spread | None:
+    """Seeds of order 10 without a penalty, in Table 1."""
+    seeds, _, _ = shared(f"t-nanode-{ORDER}", options.main, options).name.rpartition("/")
+    return Cell.seeds(root, seeds).accuracy
 
 
 def _read(root: Path, order: int, weight: float, options: Options) -> Read:
@@ -143,7 +155,54 @@ def _row(order: int, weight: float, read: Read, least: float | None) -> list[obj
     return [order, f"{weight:g}", f"{found['motion']:.3g}", read.cell, fewest, accuracy, reached]
 
 
-def _grids(found: Mapping[tuple[int, float], Read]) -> str:
+def _noise(root: Path, options: Options) -> Noise | None:
+    """What accuracies vary by, as far as Table 1 tells."""
+    return pooled([_several(root, options)])
+
+
+def _judged(found: Mapping[Point, Read], noise: Noise | None) -> str:
+    """What became of the abstract's claim."""
+    plain, smooth, low = (ORDER, 0.0), (ORDER, PENALTIES[-1]), (ORDERS[0], 0.0)
+    motions = [_steps(found[ORDER, weight], "motion") for weight in PENALTIES]
+    rows = [
+        ["smoothness is controlled: each larger penalty leaves less motion", _fall(motions)],
+        *(
+            [
+                f"it is traded for efficiency: {words} needs fewer steps",
+                _fall([_steps(found[point], "fewest_steps") for point in (plain, other)]),
+            ]
+            for words, other in (("the largest penalty", smooth), (f"order {low[0]}", low))
+        ),
+        *(
+            [
+                f"and for expressiveness: order {ORDER} without a penalty beats {words}",
+                _lead(found, plain, other, noise),
+            ]
+            for words, other in (("the largest", smooth), (f"order {low[0]}", low))
+        ),
+    ]
+    return f"{table(['the trade-off of the abstract', 'found'], rows)}\n\n{WORDS}"
+
+
+def _steps(read: Read, key: str) -> float | None:
+    return None if read.steps is None else read.steps[key]
+
+
+def _fall(values: Sequence[float | None]) -> str:
+    """Whether each value is below the one before."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return NOT_MEASURED
+    word = "held" if all(b < a for a, b in pairwise(known)) else "**did not hold**"
+    return f"{word} ({', '.join(f'{value:.3g}' for value in known)})"
+
+
+def _lead(found: Mapping[Point, Read], better: Point, worse: Point, noise: Noise | None) -> str:
+    cells = {str(point): found[point].cell for point in (better, worse)}
+    return verdict(Claim("", (str(better),), (str(worse),)), cells, noise)
+
+
+def _grids(found: Mapping[Point, Read]) -> str:
     """Held-out accuracy on every grid, with both kinds of norm statistics."""
     known = {point: read.steps for point, read in found.items() if read.steps is not None}
     if not known:
@@ -163,7 +222,7 @@ def _grids(found: Mapping[tuple[int, float], Read]) -> str:
     )
 
 
-def _panels(found: Mapping[tuple[int, float], Read]) -> list[Panel]:
+def _panels(found: Mapping[Point, Read]) -> list[Panel]:
     penalties = {weight: found[ORDER, weight] for weight in PENALTIES}
     orders = {order: found[order, 0.0] for order in (*ORDERS, ORDER)}
     smallest = min(weight for weight in PENALTIES if weight > 0)
@@ -186,7 +245,7 @@ def _panels(found: Mapping[tuple[int, float], Read]) -> list[Panel]:
     return [*panels, _by_steps(found)]
 
 
-def _by_steps(found: Mapping[tuple[int, float], Read]) -> Panel:
+def _by_steps(found: Mapping[Point, Read]) -> Panel:
     """Held-out accuracy on every grid, a line a run."""
     series = {
         f"order {order}, penalty {weight:g}": [

@@ -55,6 +55,9 @@ TABLE1 = {
 #: What the paper says of these models' accuracy, and what its table shows.
 CLAIMS = (
     Claim("T-NANODE-10 outperforms Auto", ("t-nanode-10",), ("auto",)),
+    Claim("T-NANODE-10 outperforms AppNODE", ("t-nanode-10",), ("appnode",)),
+    Claim("T-NANODE-10 outperforms ANODE, a neural ODE before it", ("t-nanode-10",), ("anode",)),
+    Claim("T-NANODE-10 outperforms the constrained ResNet", ("t-nanode-10",), ("con-resnet",)),
     Claim("T-NANODE-10 outperforms the unconstrained ResNet", ("t-nanode-10",), ("uncon-resnet",)),
     Claim("T-NANODE-10 outperforms B-NANODE-10", ("t-nanode-10",), ("b-nanode-10",)),
     Claim("B-NANODE-10 outperforms Auto", ("b-nanode-10",), ("auto",)),

@@ -66,15 +66,17 @@ def _together(values: Iterable[str]) -> str:
 
 
 def initialisation(record: RunRecord) -> str:
-    """What the weights are before training."""
+    """What the weights are before training; orthogonal ones by what starts are taken of."""
     model = record.config.model
+    reflections = " (of reflections)" if model.endswith("-orthogonal") else ""
     if model.startswith("uncon-resnet"):
-        return "each layer drawn by itself"
-    if model.startswith("gated-"):
-        return "each field drawn by itself"
+        return f"each layer drawn by itself{reflections}"
     if "-independent" in model:
-        return "each coefficient drawn by itself"
-    return "one draw, constant in t" if _moves(record) else "one draw"
+        return f"each coefficient drawn by itself{reflections}"
+    nearest = ", the orthogonal matrices nearest to it" if reflections else ""
+    if model.startswith("gated-"):
+        return f"each field drawn by itself{nearest}"
+    return f"one draw{nearest}" + (", constant in t" if _moves(record) else "")
 
 
 def norm_affines(record: RunRecord) -> str:

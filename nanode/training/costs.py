@@ -7,7 +7,7 @@ import copy
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from nanode.bases import Basis
 from nanode.block import ODEBlock, flows, uncompiled
 from nanode.training.records import Costs, Flow
 from nanode.training.setup import Setup, compiled
+from nanode.trajectories import Hypernetwork, Orthogonal
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -30,16 +31,26 @@ T = TypeVar("T")
 
 def describe(name: str, block: ODEBlock) -> Flow:
     """How a flow is solved, in words."""
-    bases = dict.fromkeys(repr(part) for part in block.field.modules() if isinstance(part, Basis))
     return Flow(
         name=name,
-        field=f"{type(block.field).__name__}({', '.join(bases)})",
+        field=f"{type(block.field).__name__}({', '.join(dict.fromkeys(_motions(block.field)))})",
         steps=str(block.steps),
         solver=repr(block.solver),
         gradient=repr(block.gradient),
         scale=float(block.scale),
         augment=block.augment,
     )
+
+
+def _motions(field: nn.Module) -> Iterator[str]:
+    """By what functions of time a field's weights move, and what forms they keep."""
+    for part in field.modules():
+        if isinstance(part, Basis):
+            yield repr(part)
+        elif isinstance(part, Hypernetwork):
+            yield type(part).__name__
+        elif isinstance(part, Orthogonal):
+            yield from map(repr, part.forms.values())
 
 
 def measure_costs(setup: Setup) -> Costs:

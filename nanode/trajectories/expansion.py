@@ -16,6 +16,7 @@ from nanode.trajectories.trajectory import (
     basis_values,
     full_precision,
     scalar_time,
+    squared,
     trainable,
 )
 
@@ -96,7 +97,7 @@ class Expansion(Trajectory):
         for _, alpha in self.coefficients:
             moving = alpha if m == 0 else _without_constant(alpha, self.basis.unit())
             product = _product(root.to(device=alpha.device, dtype=alpha.dtype), moving)
-            parts.append(product.abs().square().sum())
+            parts.append(squared(product).sum())
         return torch.stack(parts).sum()
 
 

@@ -18,6 +18,7 @@ from nanode.trajectories.trajectory import (
     full_precision,
     kept,
     scalar_time,
+    squared,
     trainable,
 )
 from nanode.values import checked_count
@@ -121,7 +122,7 @@ class Hypernetwork(Trajectory):
         times, weights = gauss(self.interval, 32)
         total = []
         for w in self._at(times).values():
-            squares = w.abs().square().reshape(len(times), w[0].numel()).sum(1)
+            squares = squared(w).reshape(len(times), w[0].numel()).sum(1)
             total.append(squares @ weights.to(squares))
         return torch.stack(total).sum()
 

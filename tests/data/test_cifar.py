@@ -67,6 +67,18 @@ def test_a_missing_batch_is_unpacked_beside_the_others(cifar, tmp_path):
     assert len(source.load(tmp_path, False, None).test) == 20
 
 
+def test_a_missing_batch_is_named_where_there_is_no_archive(cifar, tmp_path):
+    source, files = cifar
+    put(tmp_path, source.folder, files)
+    gone = f"{source.folder}/{next(iter(source.test))}"
+    (tmp_path / gone).unlink()
+    with pytest.raises(DataError, match=rf"lacks {gone}\.\n{source.archive.name} is not in"):
+        source.load(tmp_path, False, None)
+    shutil.rmtree(tmp_path / source.folder)
+    with pytest.raises(DataError, match=rf"^{source.archive.name} is not in"):
+        source.load(tmp_path, False, None)
+
+
 @pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: content[::-1]])
 def test_a_truncated_or_tampered_archive_leaves_nothing(cifar, tmp_path, damage):
     source, content = cifar_archive(*cifar)

@@ -324,6 +324,35 @@ def test_tradeoff_says_what_differences_mean(tmp_path, write):
     assert "3 seeds of order 10 without a penalty vary by 1.00 points there" in text
 
 
+def test_the_trade_off_is_judged(tmp_path, write):
+    """Penalties slow the weights but for the last; it saves a step, and costs 2 points; order 1
+    saves none."""
+    motions = {0.0: 5.0, 1e-5: 4.0, 1e-4: 3.0, 1e-3: 2.0, 1e-2: 2.5}
+    for run in EXPERIMENTS["tradeoff"].plan(Options()):
+        order, weight = run.config.model.rpartition("-")[2], run.config.penalty.weight
+        write(run, test=0.82 if weight == 1e-2 else 0.84)
+        grid = {"steps": 3, "validation_accuracy": 0.8, "interpolated_accuracy": 0.8}
+        steps = {
+            "trained_steps": 3,
+            "motion": motions[weight],
+            "fewest_steps": 2 if weight == 1e-2 else 3,
+            "fewest_test_accuracy": None,
+            "grids": [grid],
+        }
+        if order != "1":
+            (tmp_path / run.name / "steps.json").write_text(json.dumps(steps))
+    for seed, accuracy in enumerate((0.82, 0.83, 0.84)):
+        write(shared("t-nanode-10", "cifar10", Options(), seed), test=accuracy)
+    (_, page) = EXPERIMENTS["tradeoff"].report(tmp_path, tmp_path / "out", Options())
+    text = page.read_text()
+    assert "leaves less motion | **did not hold** (5, 4, 3, 2, 2.5) |" in text
+    assert "the largest penalty needs fewer steps | held (3, 2) |" in text
+    assert "order 1 needs fewer steps | not measured |" in text
+    # Student's 4.303 · 1 point · √2 is more than two points.
+    beaten = "beats the largest | undecided (+2.00, within the spread, one seed) |"
+    assert beaten in text
+
+
 def test_memory(tmp_path, monkeypatch):
     some = (METHODS[0], ("t-nanode-10", "coupled-euler", "reversal"))
     assert some[1] in METHODS

@@ -122,3 +122,19 @@ def test_a_flow_in_words(config):
     assert flow.field.startswith("TimeVarying(Trigonometric(order=2")
     assert "Heun" in flow.solver
     assert "Backprop" in flow.gradient
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("auto", "Autonomous()"),
+        ("hyper", "TimeVarying(Hypernetwork)"),
+        (
+            "chebyshev-3-orthogonal",
+            "TimeVarying(Chebyshev(size=3, interval=(0.0, 1.0)), Householder(reflections=None))",
+        ),
+    ],
+)
+def test_a_flow_says_how_its_weights_move(config, model, words):
+    found = flows(prepare(replace(config, model=model)).model)
+    assert [describe(name, block).field for name, block in found.items()] == [words]

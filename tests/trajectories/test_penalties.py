@@ -4,6 +4,8 @@ Tolerance 1e-11 relative: both sides are sums of at most some hundred float64 pr
 derivatives of these bases amplify rounding by less than 1e4.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -252,3 +254,53 @@ def test_a_basis_without_constants():
     velocity = t.cos()[:, None] * alpha[0] + 2 * (2 * t).cos()[:, None] * alpha[1]
     exact = (weights @ velocity.square()).sum()
     torch.testing.assert_close(nanode.smoothness_penalty(moving), exact)
+
+
+@pytest.mark.parametrize(("order", "degree"), [(2, 3), (1, 8)])
+def test_what_penalties_leave_of_a_fit(order, degree):
+    """Minima of ∫(W − T)² dt + λ · penalty. Of a wave of the basis: its square has a mean of ½."""
+    lam, omega = 0.1, 2 * math.pi * order
+    basis = nanode.Trigonometric(order=2, frequency=2 * math.pi)
+    t, weights = gauss((0.0, 1.0), 64)
+    wave = torch.sin(omega * t)
+    legendre = torch.from_numpy(np.polynomial.legendre.Legendre.basis(degree)(2 * t.numpy() - 1))
+    left = {
+        nanode.smoothness_penalty: (wave, 1 / (1 + lam * omega**2)),
+        nanode.function_penalty: (wave, 1 / (1 + lam)),
+        nanode.coefficient_penalty: (wave, 0.5 / (0.5 + lam)),
+    }
+    for penalty, (target, share) in left.items():
+        assert _left(penalty, basis, lam, t, weights, target) == pytest.approx(share, abs=1e-9)
+    # At base frequency 1 a penalty on coefficients leaves little of fast motion.
+    slow = nanode.Trigonometric(order=10)
+    kept = _left(nanode.coefficient_penalty, slow, 1e-3, t, weights, legendre)
+    assert kept == pytest.approx({3: 0.992, 8: 0.026}[degree], abs=1e-3)
+
+
+def _left(penalty, basis, lam, t, weights, target):
+    """The share of a target that the best penalised fit has."""
+    moving = nanode.TimeVarying(nn.Linear(1, 1, bias=False).double(), basis)
+    (alpha,) = moving.parameters()
+    nn.init.zeros_(alpha)
+    z = basis(t)
+
+    def loss(flat):
+        found = torch.func.functional_call(
+            _Loss(moving, penalty), {"moving.trajectory.coefficients.weight": flat[:, None]}, ()
+        )
+        return weights @ (z @ flat - target).square() + lam * found
+
+    # Quadratic: one Newton step from zero is exact.
+    zero = torch.zeros(basis.size, dtype=torch.float64)
+    curvature, slope = torch.func.hessian(loss)(zero), torch.func.grad(loss)(zero)
+    best = -torch.linalg.solve(curvature, slope)
+    return float(weights @ (z @ best * target) / (weights @ target.square()))
+
+
+class _Loss(nn.Module):
+    def __init__(self, moving, penalty):
+        super().__init__()
+        self.moving, self.penalty = moving, penalty
+
+    def forward(self):
+        return self.penalty(self.moving)
