@@ -44,8 +44,8 @@ class ODEBlock(nn.Module):
         scale: s above; ``scale=steps`` on an interval of length 1 is a residual network.
         augment: how many zero features to append to x before the solve, along ``augment_axis``
             (as in augmented neural ODEs); the output has them too.
-        interval: from where to where; by default the ends of ``at``, or else the field's own
-            interval, or those of ``steps=Given(...)``, or (0, 1).
+        interval: from where to where; by default the ends of ``at``, also of one set later, or else
+            the field's own interval, or those of ``steps=Given(...)``, or (0, 1).
         at: times at which states are wanted; the output then has a leading axis.
         check_finite: raise at the first step after which the state isn't finite (with
             ``Adaptive``, at the first time at which f isn't).
@@ -68,6 +68,8 @@ class ODEBlock(nn.Module):
     #: Whether a setting was changed since the plan was made. A flag that is read at every call, so
     #: that code compiled around the block notices as well.
     _stale = True
+    #: Whether the solve runs from the first to the last of ``at``.
+    _follows_at = False
 
     def __init__(
         self,
@@ -93,8 +95,9 @@ class ODEBlock(nn.Module):
         self.scale = scale
         self.augment = checked_count("augment", augment, least=0)
         self.augment_axis = augment_axis
-        self.at = None if at is None else wanted_times(at)
+        self.at = at
         self.interval = resolve_interval(self.field, interval, self.at, steps)
+        self._follows_at = interval is None and at is not None
         self.check_finite = check_finite
         #: Evaluations in the last solve; ``backward`` counts up as its backward pass runs.
         self.nfe = Evaluations()
@@ -103,16 +106,26 @@ class ODEBlock(nn.Module):
         self.regrid(steps)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "at" and value is not None:
+            value = wanted_times(value)
+            if self._follows_at:
+                self._set_interval(resolve_interval(self.field, None, value))
+        if name == "interval":
+            self._follows_at = False
         if name in _SETTINGS:
             before = getattr(self, name, None)
             if not (before is value or (type(before) is type(value) and before == value)):
                 self._stale = True
         super().__setattr__(name, value)
 
+    def _set_interval(self, interval: tuple[float, float]) -> None:
+        """Where the solve runs, by the settings, and not as one of them."""
+        object.__setattr__(self, "interval", interval)
+
     def regrid(self, steps: int | Schedule | None) -> None:
         """Solve with other steps from now on; norm statistics are interpolated to the new grid."""
         # Again: field and interval may be others than the block was made with.
-        self.interval = resolve_interval(self.field, self.interval, self.at, steps)
+        self._set_interval(resolve_interval(self.field, self.interval, self.at, steps))
         if isinstance(self.solver, Adaptive):
             if steps is not None:
                 raise ValueError("an adaptive solver chooses its own steps; leave steps= out")

@@ -14,6 +14,16 @@ def traced() -> bool:
     return torch.compiler.is_exporting() and torch._guards.TracingContext.try_get() is not None
 
 
+def written_out() -> bool:
+    """Whether a program is being made of this very code, to be run without it.
+
+    By ``torch.export``, whose programs lose what an autograd node of ours does, or
+    ``torch.jit.trace``, which can't look into one.
+    """
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return tracing or (torch.compiler.is_exporting() and traced())
+
+
 def untraceable() -> tuple[type[Exception], ...]:
     """What is raised for a field that no one graph holds, or for too many shapes of it.
 

@@ -157,9 +157,20 @@ class BatchNorm(StageAware):
                 "call the field through nanode.ODEBlock or nanode.odeint with a fixed-step "
                 "solver, or use GroupNorm with adaptive solvers"
             )
-        return F.batch_norm(
-            x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
-        )
+
+        def normalised(mean: Tensor | None, var: Tensor | None) -> Tensor:
+            return F.batch_norm(
+                x, mean, var, self.weight, self.bias, self.training, self.momentum, self.eps
+            )
+
+        if not self.training or mean is None or var is None or not _vectorized(mean):
+            return normalised(mean, var)
+        # torch.vmap's rule for batch norm moves a copy of a table's row. A whole tensor it moves.
+        moved = mean.clone(), var.clone()
+        y = normalised(*moved)
+        mean.copy_(moved[0])
+        var.copy_(moved[1])
+        return y
 
     def statistics(self, stage: Stage) -> tuple[Tensor, Tensor]:
         """The statistics of an evaluation; on another grid than theirs, interpolated in time."""
@@ -203,6 +214,17 @@ class BatchNorm(StageAware):
 def _wide(x: Tensor) -> Tensor:
     """x in at least single precision, to sum over it."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _vectorized(x: Tensor) -> bool:
+    """Whether ``torch.vmap`` hides an axis of x, under whatever other transforms."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    while not torch._C._functorch.is_batchedtensor(x):
+        if not torch._C._functorch.is_gradtrackingtensor(x):
+            return False
+        x = torch._C._functorch.get_unwrapped(x)
+    return True
 
 
 def _along(values: Tensor, x: Tensor) -> Tensor:

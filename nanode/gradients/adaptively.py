@@ -1,12 +1,11 @@
 """Adaptive solves and their gradients, which torchdiffeq computes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field
@@ -15,7 +14,12 @@ from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.compiled import Compiled
 from nanode.gradients.gradient import Gradient
-from nanode.gradients.once import refuse_second, refuse_transforms
+from nanode.gradients.once import (
+    refuse_batched,
+    refuse_second,
+    refuse_tangents,
+    refuse_transforms,
+)
 from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import (
     Conditioning,
@@ -32,6 +36,9 @@ from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
 from nanode.trajectories.trajectory import Named
+
+#: What has all derivatives.
+INSTEAD = "a fixed-step solver such as nanode.RK4() with gradient=nanode.Backprop()"
 
 
 def solve_adaptively(
@@ -50,6 +57,10 @@ def solve_adaptively(
     parts, structure = tree_flatten(x)
     state = checked_state(parts, field.modules())
     times, skipped = _with_start(interval, at, state[0])
+    given = tree_flatten(conditioning)[0]
+    tensors = [t for t in (*state, times, *given, *field.parameters()) if isinstance(t, Tensor)]
+    refuse_transforms("Adaptive", INSTEAD)
+    refuse_tangents(tensors, "Adaptive", INSTEAD)
     evaluations = Evaluations()
     dtypes = tuple(part.dtype for part in state)
     call = _Call(field, structure, dtypes, conditioning, scale, check_finite)
@@ -127,42 +138,68 @@ def _backsolved(
     evaluations: Evaluations,
 ) -> list[Tensor]:
     """By torchdiffeq's adjoint, with the guards that a repeated evaluation needs."""
-    refuse_transforms("Backsolve")
     device = state[0].device
     autocast = autocast_of(device)
     before, fixed = random_state(device), buffers(call.field)
     own = own_parameters(call.field)
+    extra = Conditioning(call.conditioning)
     # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,
     # since functional_call may have put others in their place for the forward pass alone.
-    named = {name: p.view_as(p) for name, p in own.items()}
+    given = [*(p.view_as(p) for p in own.values()), *extra.tensors]
+    _refuse_hidden_weights(call.field, own, times, gradient)
+    # torchdiffeq's adjoint puts states and gradients into one tensor, and does not tell real from
+    # complex ones there. Where there are both, the solve is made of real ones.
+    trained = (part for part in (times, *given) if part.requires_grad)
+    reals = len({part.is_complex() for part in (*state, *trained)}) > 1
+    plain, whole = (_as_real, _as_given) if reals else (_as_they_are, _as_they_are)
+    adjoint = plain(given)
+    lent = whole(adjoint, given)
+    named = dict(zip(own, lent, strict=False))
+    call = replace(call, conditioning=extra.rebuilt(lent[len(own) :]))
 
     def f(t: Tensor, side: Side, at: State) -> State:
+        at = whole(at, state)
         if not torch.is_grad_enabled():  # torchdiffeq's forward pass
             evaluations.forward += 1
-            return call.detached(t, side, at, gradient)
+            return plain(call.detached(t, side, at, gradient))
         evaluations.backward += 1
         with as_cast(autocast, device):
-            return with_parameters(call.field, named, call, t, side, at)
+            return plain(with_parameters(call.field, named, call, t, side, at))
 
-    extra = [c for c in tree_flatten(call.conditioning)[0] if isinstance(c, Tensor)]
-    given = (*named.values(), *extra)
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in (*state, *given)):
-        raise RuntimeError(
-            "Backsolve has no derivatives in forward mode; use gradient=nanode.Backprop()"
-        )
-    _refuse_hidden_weights(call.field, own, times, gradient)
-    adjoint = tuple(p for p in given if p.requires_grad)
+    adjoint = tuple(p for p in adjoint if p.requires_grad)
     if times.requires_grad:
-        columns = _from_moving_start(f, state, times, solver, call.field.breakpoints, adjoint)
+        columns = _from_moving_start(
+            f, plain(state), times, solver, call.field.breakpoints, adjoint
+        )
     else:
-        columns = solver.solve(f, state, times, call.field.breakpoints, adjoint)
+        columns = solver.solve(f, plain(state), times, call.field.breakpoints, adjoint)
+    columns = list(whole(columns, state))
     if not any(column.requires_grad for column in columns):
         return columns
     if not equal_states(before, random_state(device)):
         raise ValueError(DREW)
     refuse_changed(fixed, buffers(call.field), gradient)
-    still = [tensor for tensor in (*own.values(), *extra) if not tensor.requires_grad]
+    still = [tensor for tensor in (*own.values(), *extra.tensors) if not tensor.requires_grad]
     return list(_Guarded.apply(Snapshot(call.field), still, *columns))
+
+
+def _as_they_are(parts: Sequence[Tensor], like: Sequence[Tensor] = ()) -> State:
+    return tuple(parts)
+
+
+def _as_real(parts: Sequence[Tensor]) -> State:
+    """Complex parts as pairs of real numbers."""
+    return tuple(
+        torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in parts
+    )
+
+
+def _as_given(parts: Sequence[Tensor], like: Sequence[Tensor]) -> State:
+    """Pairs of real numbers as the complex ones that they were made of."""
+    return tuple(
+        torch.complex(*part.unbind(-1)) if one.is_complex() else part
+        for part, one in zip(parts, like, strict=True)
+    )
 
 
 def _refuse_hidden_weights(field: Field, own: Named, times: Tensor, gradient: Gradient) -> None:
@@ -214,6 +251,8 @@ class _Guarded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        for grad in grads:
+            refuse_batched(grad)
         ctx.snapshot.check()
         _ = ctx.saved_tensors  # raises if one was changed
         refuse_second("Backsolve")

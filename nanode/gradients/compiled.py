@@ -52,7 +52,7 @@ from nanode.gradients.snapshot import keep
 from nanode.kernels.language import serves as kernels_serve
 from nanode.solvers.stepper import State
 from nanode.stages import Stage
-from nanode.tracing import traced, untraceable
+from nanode.tracing import traced, untraceable, written_out
 from nanode.trajectories.trajectory import Named
 
 #: Tables know which step a stage belongs to; a compiled evaluation has no use for it.
@@ -100,7 +100,7 @@ class Compiled(Gradient):
 
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
-        if traced():
+        if traced() or written_out():
             return self.method.solve(problem, x)
         if not x[0].is_cuda:
             return self._solve(problem, x)

@@ -7,13 +7,14 @@ differentiated: ``torch.autograd.grad`` passes by what doesn't lead to its input
 where such a gradient is asked for, by ``create_graph=True``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
@@ -29,20 +30,26 @@ def once(backward: Backward) -> Backward:
     return wrapped
 
 
-def refuse_transforms(method: str) -> None:
+def refuse_transforms(method: str, instead: str = "gradient=nanode.Backprop()") -> None:
     """Raise under vmap, jvp and the like, which can't look into a node of ours."""
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError(
             f"torch.func's transforms (vmap, grad, jvp, …) can't look into a solve with {method}; "
-            "use gradient=nanode.Backprop()"
+            f"use {instead}"
         )
+
+
+def refuse_tangents(tensors: Iterable[Tensor], method: str, instead: str) -> None:
+    """Raise where derivatives in forward mode are asked for."""
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise RuntimeError(f"{method} has no derivatives in forward mode; use {instead}")
 
 
 def refuse_batched(grad: Tensor) -> None:
     """Raise where many gradients come as one, as in ``jacobian(..., vectorize=True)``."""
     if is_legacy_batchedtensor(grad):
         raise RuntimeError(
-            "batched gradients of weights that move can't be had with this gradient method; use "
+            "batched gradients can't be had with this gradient method; use "
             "gradient=nanode.Backprop()"
         )
 

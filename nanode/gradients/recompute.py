@@ -27,7 +27,7 @@ from nanode.gradients.randomness import as_drawn, equal_states, random_state
 from nanode.gradients.snapshot import Buffers, Snapshot, buffers, moved
 from nanode.solvers.stepper import State
 from nanode.stages import Stages
-from nanode.tracing import traced, untraceable
+from nanode.tracing import traced, untraceable, written_out
 from nanode.trajectories.trajectory import Named, version
 from nanode.values import checked_count
 
@@ -49,8 +49,8 @@ class Recomputing(Gradient):
 
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
-        if traced() and not torch.is_grad_enabled():
-            return Backprop().solve(problem, x)  # nothing to recompute: a plain loop can be traced
+        if written_out() or (traced() and not torch.is_grad_enabled()):
+            return Backprop().solve(problem, x)  # a plain loop can be traced
         if not traced():
             return self._recorded(problem, x)
         recorded: list[State] = torch.compiler.disable(self._recorded)(problem, x)

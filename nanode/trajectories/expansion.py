@@ -15,6 +15,7 @@ from nanode.trajectories.trajectory import (
     Tree,
     basis_values,
     full_precision,
+    gathered,
     scalar_time,
     squared,
     trainable,
@@ -94,7 +95,8 @@ class Expansion(Trajectory):
         r"""The sum over all weights of :math:`\int W^{(m)2} dt = \alpha^\top G_m \alpha`."""
         root = _root(self.basis.gram(m))
         parts = []
-        for _, alpha in self.coefficients:
+        for _, stored in self.coefficients:
+            alpha = gathered(stored)
             moving = alpha if m == 0 else _without_constant(alpha, self.basis.unit())
             product = _product(root.to(device=alpha.device, dtype=alpha.dtype), moving)
             parts.append(squared(product).sum())

@@ -94,8 +94,9 @@ class Independent(Start):
 class Untied(Start):
     """An independent draw of the whole module per bucket, as the layers of a residual network have.
 
-    ``draw`` makes a fresh module of the same kind each time. For bases whose coefficients are
-    values of the weight somewhere: buckets, piecewise linear knots, spline control points.
+    The first bucket has the module's own values. ``draw`` makes a module of the same kind for each
+    of the others, in their order. For bases whose coefficients are values of the weight somewhere:
+    buckets, piecewise linear knots, spline control points.
     """
 
     draw: Callable[[], nn.Module]

@@ -9,14 +9,14 @@ two are exact, through the basis's Gram matrices:
 import torch
 from torch import Tensor, nn
 
-from nanode.trajectories.trajectory import Trajectory, squared
+from nanode.trajectories.trajectory import Trajectory, gathered, squared
 from nanode.values import checked_count
 
 
 def coefficient_penalty(model: nn.Module) -> Tensor:
     r"""The sum of squares of all that the model's trajectories learn, :math:`\|\alpha\|^2`."""
     squares = [
-        squared(parameter).sum()
+        squared(gathered(parameter)).sum()
         for trajectory in trajectories(model)
         for parameter in trajectory.parameters()
     ]

@@ -104,7 +104,7 @@ def scalar_time(t: float | Tensor) -> Tensor:
         if t.ndim != 0:
             raise ValueError(
                 f"t must be a number or a tensor without axes, got shape {tuple(t.shape)}; "
-                "for many times at once use table(stages)"
+                "for many times at once use torch.func.vmap(field.weights_at)(times)"
             )
         return t
     if not math.isfinite(t):
@@ -162,6 +162,12 @@ def kept_values(basis: Basis, stages: Stages) -> tuple[tuple[Any, ...], Tensor]:
 def squared(values: Tensor) -> Tensor:
     """|w|² of every number; unlike abs, it has second derivatives at zero."""
     return (values * values.conj()).real
+
+
+def gathered(parameter: Tensor) -> Tensor:
+    """All of a parameter of which each process has a part (a ``DTensor``); others as they are."""
+    full = getattr(parameter, "full_tensor", None)
+    return parameter if full is None else full()
 
 
 def version(tensor: Tensor) -> int:

@@ -1,10 +1,12 @@
-"""Blocks under DistributedDataParallel."""
+"""Blocks under DistributedDataParallel and FSDP."""
 
 import os
 
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import nanode
@@ -73,3 +75,43 @@ def _check_norms(batch, found):
         expected += list(blocks[0].buffers())
         for a, b in zip(got, expected, strict=True):
             assert (a - b).abs().max() < 1e-12, gradient
+
+
+def _sharded(rank, world, store, batch, weights, results):
+    """One process: its share of the batch and of every parameter, and penalties on all of them."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world
+    )
+    found = []
+    for gradient, solver in EXACT:
+        block = make(gradient, solver)
+        block.load_state_dict(weights)
+        fully_shard(block, mesh=init_device_mesh("cpu", (world,)))
+        block(batch.chunk(world)[rank]).square().mean().backward()
+        _penalties(block).backward()
+        found.append([p.grad.full_tensor() for p in block.parameters()])
+    if rank == 0:
+        torch.save(found, results)
+    torch.distributed.barrier()
+    os._exit(0)
+
+
+def _penalties(block):
+    return nanode.coefficient_penalty(block) + nanode.function_penalty(block)
+
+
+def test_fully_sharded(tmp_path):
+    block = make()
+    batch = torch.randn(8, 3, dtype=DOUBLE)
+    torch.multiprocessing.spawn(
+        _sharded,
+        args=(2, tmp_path / "store", batch, block.state_dict(), tmp_path / "found"),
+        nprocs=2,
+    )
+    for (gradient, solver), got in zip(EXACT, torch.load(tmp_path / "found"), strict=True):
+        reference = make(gradient, solver)
+        reference.load_state_dict(block.state_dict())
+        (reference(batch).square().mean() + _penalties(reference)).backward()
+        expected = {n: p.grad for n, p in reference.named_parameters()}
+        assert distance(dict(zip(expected, got, strict=True)), expected) < 1e-12

@@ -64,6 +64,27 @@ def test_times_and_solver_may_change_where_no_steps_were_given():
     assert block(x).shape == (3, *x.shape)
 
 
+@pytest.mark.parametrize("at", [[0.5, 1.0], torch.tensor([0.0, 0.5]), (0.75, 0.25)], ids=str)
+def test_times_set_later_are_taken_as_at_first(at):
+    field, x = moving(nanode.Legendre(2)), inputs()[0]
+    fresh = nanode.ODEBlock(field, nanode.Aligned(8), at=at)
+    block = nanode.ODEBlock(field, nanode.Aligned(8), at=[0.0, 1.0])
+    block.at = at
+    assert block.interval == fresh.interval
+    assert torch.equal(block(x), fresh(x))
+    with pytest.raises(ValueError, match="says where the solve ends and not where it starts"):
+        block.at = [0.5]
+    # Where an interval was asked for, it stays.
+    block = nanode.ODEBlock(field, nanode.Aligned(8), at=[0.5, 1.0], interval=(0.0, 1.0))
+    block.at = [0.75]
+    expected = nanode.odeint(field, x, steps=nanode.Aligned(8), interval=(0.0, 1.0), at=[0.75])
+    assert torch.equal(block(x), expected)
+    block = nanode.ODEBlock(field, nanode.Aligned(8), at=[0.0, 1.0])
+    block.interval = (0.0, 0.5)
+    block.at = [0.25]
+    assert block.interval == (0.0, 0.5)
+
+
 @pytest.mark.parametrize("put", ["setattr", "add_module", "register_module", "_modules"])
 def test_another_field_is_noticed(put):
     block, other = make(), moving(nanode.Legendre(2), net=Net())

@@ -9,6 +9,7 @@ import torch.multiprocessing
 from torch._dynamo.testing import CompileCounter
 
 import nanode
+from nanode.gradients.compiled import WORTH_COMPILING
 from tests.block.common import make
 from tests.gradients.models import DOUBLE, Net, distance, gradients, inputs, moving
 
@@ -40,6 +41,54 @@ def test_export_leaves_nothing_behind_in_parts_of_a_solve(gradient):
     exported = torch.export.export(block, (x,)).module()
     assert type(block(x)) is torch.Tensor
     assert (exported(x) - block(x)).abs().max() < 1e-14
+
+
+METHODS = [
+    (nanode.Checkpointed(), nanode.Euler()),
+    (nanode.Reversal(), nanode.Coupled()),
+    (nanode.Backsolve(), nanode.RK4()),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+@pytest.mark.parametrize(("gradient", "solver"), METHODS, ids=repr)
+def test_exported_with_gradients(gradient, solver, strict):
+    """Also of what comes before and behind, in a loss that has another way past the block."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.behind = (torch.nn.Linear(3, 3).double() for _ in range(2))
+            self.flow = make(gradient, solver)
+
+        def forward(self, x):
+            z = self.before(x)
+            return self.behind(self.flow(z)), z.square()
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 3, dtype=DOUBLE)
+    plain = copy.deepcopy(model)
+    plain.flow.gradient = nanode.Backprop()
+    exported = torch.export.export(model, (x,), strict=strict).module()
+    found, expected = {}, {}
+    for one, into in ((exported, found), (plain, expected)):
+        (a, b), own = one(x), dict(one.named_parameters())
+        into |= zip(own, torch.autograd.grad(a.square().sum() + b.sum(), own.values()), strict=True)
+    assert found.keys() == expected.keys()
+    assert distance(found, expected) < 1e-13
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize(("gradient", "solver"), METHODS, ids=repr)
+def test_traced_by_jit(gradient, solver, compiled):
+    field = moving(nanode.Legendre(2))
+    block = nanode.ODEBlock(field, 3, solver, gradient=gradient, compile=compiled)
+    x = torch.randn(WORTH_COMPILING // 3 + 1, 3, dtype=DOUBLE)
+    traced = torch.jit.trace(block, x, check_trace=False)
+    block.gradient = gradient  # nothing of this is about what compiling does
+    assert (traced(x + 1) - block(x + 1)).abs().max() < 1e-14
 
 
 @pytest.mark.parametrize(

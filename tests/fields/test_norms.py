@@ -344,3 +344,25 @@ def test_near_times_are_told_apart_however_far_from_zero(start):
     norm.eval()
     found = [float(norm.statistics(s)[0]) for s in nanode.ODEBlock(field, 8).plan().stages]
     assert found == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3, 3], abs=1e-3)
+
+
+def test_an_ensemble_by_vmap_keeps_statistics_as_its_models_do_alone():
+    def model():
+        net = nn.Sequential(nn.Linear(2, 2), nanode.BatchNorm(2))
+        return nanode.ODEBlock(nanode.Autonomous(net), steps=3)
+
+    torch.manual_seed(0)
+    models = [model() for _ in range(2)]
+    parameters, statistics = torch.func.stack_module_state([copy.deepcopy(m) for m in models])
+    x = 3 + batch(1, (8, 2))
+
+    def loss(parameters, statistics):
+        return torch.func.functional_call(models[0], (parameters, statistics), (x,)).square().sum()
+
+    torch.func.vmap(loss)(parameters, statistics)
+    torch.func.vmap(torch.func.grad(loss))(parameters, statistics)
+    for number, alone in enumerate(models):
+        for _ in range(2):
+            alone(x)
+        for name, expected in alone.named_buffers():
+            torch.testing.assert_close(statistics[name][number], expected, **CLOSE)

@@ -70,12 +70,24 @@ def test_autocast_is_that_of_the_forward_pass():
     assert set(seen) == {torch.bfloat16}
 
 
-def test_the_adjoint_has_no_forward_mode():
-    block = nanode.ODEBlock(lambda t, x: -x, solver=tight(), gradient=nanode.Backsolve())
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+def test_transforms_and_forward_mode_are_refused(gradient):
+    """torchdiffeq's steps have neither."""
+    block = nanode.ODEBlock(lambda t, x: -x, solver=tight(), gradient=gradient)
+    x = torch.ones(2, dtype=DOUBLE)
+    for transformed in (torch.func.vmap(block), torch.func.jacrev(block)):
+        with pytest.raises(RuntimeError, match=r"into a solve with Adaptive; use a fixed-step"):
+            transformed(x)
     with forward_ad.dual_level():
-        x = forward_ad.make_dual(torch.ones(2, dtype=DOUBLE), torch.ones(2, dtype=DOUBLE))
-        with pytest.raises(RuntimeError, match=r"no derivatives in forward mode; use .*Backprop"):
-            block(x)
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match=r"no derivatives in forward mode; use a fixed-step"):
+            block(dual)
+
+
+def test_batched_gradients_are_refused():
+    block = nanode.ODEBlock(lambda t, x: -x, solver=tight(), gradient=nanode.Backsolve())
+    with pytest.raises(RuntimeError, match=r"batched gradients .*Backprop"):
+        torch.autograd.functional.jacobian(block, torch.ones(2, dtype=DOUBLE), vectorize=True)
 
 
 @pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
@@ -96,3 +108,54 @@ def test_the_first_time_gets_its_gradient_where_weights_jump(gradient, reverse):
     assert grads[0].item() == pytest.approx(5 + end, rel=1e-6)
     expected = [-slopes[0] * end, 0.0, slopes[1] * end]
     assert grads[1].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+class Rotation(nn.Module):
+    """x' = -i H x with a real H; as another kind of state, what real numbers are left of it."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.h = nn.Parameter(torch.randn(3, 3, dtype=dtype))
+
+    def forward(self, x, drive):
+        if isinstance(x, dict):  # complex and real parts drive each other
+            z, r = x["z"], x["r"]
+            return {"r": (z.conj() * (drive * z)).real - r, "z": -1j * z @ self._h(z) * r}
+        turned = -1j * x @ self._h(x) + drive * x
+        return turned if x.is_complex() else turned.real + turned.imag
+
+    def _h(self, x):
+        return self.h.to(torch.complex128)
+
+
+@pytest.mark.parametrize("moving_times", [False, True], ids=["", "times"])
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.complex128], ids=str)
+@pytest.mark.parametrize("kind", ["complex", "real", "both"])
+def test_real_beside_complex_numbers(kind, dtype, moving_times):
+    """State, weights and conditioning, in any mixture."""
+    torch.manual_seed(0)
+    field = nanode.TimeVarying(Rotation(dtype), nanode.Legendre(1))
+    with torch.no_grad():
+        for alpha in field.parameters():
+            alpha += 0.3 * torch.randn_like(alpha)
+    z = torch.randn(2, 3, dtype=torch.complex128, requires_grad=True)
+    r = torch.randn(2, 3, dtype=DOUBLE, requires_grad=True)
+    drive = torch.randn(3, dtype=torch.complex128, requires_grad=True)
+    x = {"complex": z.conj(), "real": r, "both": {"z": z, "r": r}}[kind]
+    at = torch.tensor([0.1, 0.5, 0.9], dtype=DOUBLE, requires_grad=moving_times)
+    wanted = [*([z] if kind != "real" else []), *([r] if kind != "complex" else []), drive]
+    wanted += [*field.parameters(), *([at] if moving_times else [])]
+
+    def found(gradient):
+        solver = nanode.Adaptive(rtol=1e-9, atol=1e-10)
+        settings = {"solver": solver, "gradient": gradient, "conditioning": (drive,), "at": at}
+        y = nanode.odeint(field, x, **settings)
+        parts = list(y.values()) if isinstance(y, dict) else [y]
+        loss = sum(
+            (part[1:] * torch.linspace(1, 2, 12).view(2, 2, 3)).abs().sum() for part in parts
+        )
+        return torch.autograd.grad(loss, wanted)
+
+    for got, expected in zip(found(nanode.Backsolve()), found(nanode.Backprop()), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
