@@ -108,9 +108,9 @@ def make_plan(
     schedule = as_schedule(steps)
     grid = schedule.grid(*interval, breakpoints=(*field.breakpoints, *(at or ())))
     wanted = (grid.steps,) if at is None else _positions(at, grid)
+    crossed = [t for t in field.jumps if not grid.holds(t)]
     if isinstance(schedule, Uniform) and field.interval == tuple(sorted(interval)):
         grid = replace(grid, slack=0.0)  # of the very ends that the weights' own pieces have
-    crossed = [t for t in field.jumps if not grid.holds(t)]
     low, high = sorted(interval)
     if stepper.order > 1 and any(low < t < high for t in crossed):
         warnings.warn(

@@ -1,3 +1,4 @@
+import runpy
 from dataclasses import asdict, replace
 
 import pytest
@@ -103,6 +104,16 @@ def test_the_picture_is_written(tmp_path):
 
 
 # ---- by name
+
+
+def test_a_missing_extra_is_named_in_a_line(monkeypatch):
+    def plotting():
+        raise ImportError("figures need matplotlib: pip install nanode[plots]")
+
+    monkeypatch.setattr(crossing, "main", plotting)
+    monkeypatch.setattr("sys.argv", ["nanode.demo", "crossing"])
+    with pytest.raises(SystemExit, match="figures need matplotlib"):
+        runpy.run_path(demos.__file__, run_name="__main__")
 
 
 def test_demos_by_name(monkeypatch):

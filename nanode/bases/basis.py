@@ -60,7 +60,7 @@ class Basis(nn.Module, ABC):
 
     @abstractmethod
     def unit(self) -> Tensor:
-        """Coefficients c with c · z(t) = 1 for all t, in float64 on CPU."""
+        """Coefficients c with c · z(t) = 1 for all t, in float64 on CPU; without any, zeros."""
 
     def on(self, stages: Stages) -> Tensor:
         """Values at the stages of a solve, of shape ``(len(stages), size)``, in float64 on CPU."""

@@ -19,8 +19,6 @@ from nanode.stages import Stage
 from nanode.tracing import traced
 
 T = TypeVar("T")
-#: For fields that nothing lends weights to: one thread at a time puts others in.
-_SWAPS = threading.RLock()
 #: Who has put torch's cache of parametrised weights aside.
 _CACHE = threading.RLock()
 
@@ -39,8 +37,7 @@ def alone(field: nn.Module) -> AbstractContextManager[Any]:
     """While no other thread evaluates the field, reads its weights or has put others in."""
     if traced():
         return nullcontext()
-    turns = turns_of(field)
-    return taken(turns) if turns else _SWAPS
+    return taken(turns_of(field) or [_SWAPS])
 
 
 def here() -> AbstractContextManager[Any]:
@@ -82,6 +79,10 @@ class Turn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Turn, (self.rank,)
+
+
+#: For fields that nothing lends weights to: one thread at a time puts others in.
+_SWAPS = Turn(0)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from nanode.fields import BatchNorm, Field
-from nanode.fields.swap import with_parameters
+from nanode.fields.swap import uncached, with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.backsolve import DREW, Backsolve
 from nanode.gradients.compiled import Compiled
@@ -95,6 +95,7 @@ class _Call:
     check_finite: bool
 
     def __call__(self, t: Tensor, side: Side, x: State) -> State:
+        x = _in_own(x, self.dtypes)
         return self._of(self.field.weights_at(t, side), self.conditioning, t, side, x)
 
     def detached(self, t: Tensor, side: Side, x: State, gradient: Gradient) -> State:
@@ -114,7 +115,7 @@ class _Call:
     def _of(
         self, weights: Named, conditioning: tuple[Any, ...], t: Tensor, side: Side, x: State
     ) -> State:
-        stage, x = Stage.alone(t, side), _in_own(x, self.dtypes)
+        stage = Stage.alone(t, side)
         slopes = evaluate_checked(self.field, self.structure, weights, stage, x, conditioning)
         if self.check_finite and not all(bool(torch.isfinite(s).all()) for s in slopes):
             raise ValueError(f"the field's value is not finite at t = {float(t):.6g}")
@@ -146,10 +147,11 @@ def _backsolved(
     # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,
     # since functional_call may have put others in their place for the forward pass alone.
     given = [*(p.view_as(p) for p in own.values()), *extra.tensors]
-    _refuse_hidden_weights(call.field, own, times, gradient)
+    if torch.is_grad_enabled():
+        _refuse_hidden_weights(call.field, own, times, gradient)
     # torchdiffeq's adjoint puts states and gradients into one tensor, and does not tell real from
     # complex ones there. Where there are both, the solve is made of real ones.
-    trained = (part for part in (times, *given) if part.requires_grad)
+    trained = (part for part in given if part.requires_grad)
     reals = len({part.is_complex() for part in (*state, *trained)}) > 1
     plain, whole = (_as_real, _as_given) if reals else (_as_they_are, _as_they_are)
     adjoint = plain(given)
@@ -161,9 +163,10 @@ def _backsolved(
         at = whole(at, state)
         if not torch.is_grad_enabled():  # torchdiffeq's forward pass
             evaluations.forward += 1
-            return plain(call.detached(t, side, at, gradient))
+            with uncached(call.field):
+                return plain(call.detached(t, side, at, gradient))
         evaluations.backward += 1
-        with as_cast(autocast, device):
+        with as_cast(autocast, device), uncached(call.field):
             return plain(with_parameters(call.field, named, call, t, side, at))
 
     adjoint = tuple(p for p in adjoint if p.requires_grad)
@@ -210,7 +213,7 @@ def _refuse_hidden_weights(field: Field, own: Named, times: Tensor, gradient: Gr
         t = times[0].detach().clone()  # which weights may be differentiated in
         return [*with_parameters(field, leaves, field.weights_at, t).values()]
 
-    with torch.enable_grad():
+    with torch.enable_grad(), uncached(field):
         refuse_hidden(make, make(), leaves.values(), gradient)
 
 
@@ -224,18 +227,24 @@ def _from_moving_start(
 ) -> list[Tensor]:
     r"""States at times that gradients are wanted in, the first of which is where x is.
 
-    Starting later by :math:`\delta` is starting at the old time from :math:`x - \delta f(t_0, x)`.
-    torchdiffeq would integrate :math:`a^\top \partial f / \partial t`, which leaves out jumps.
+    Starting later by :math:`\delta` is starting at the old time from :math:`x - \delta f(t_0, x)`,
+    and ending later adds :math:`\delta f(t_1, x(t_1))`, both by f from inside the solve.
+    torchdiffeq would leave jumps out, and does not conjugate.
     """
-    side: Side = "right" if bool(times[0] < times[-1]) else "left"
-    with torch.no_grad():
-        slopes = f(times[0], side, x)
-    later = times[0] - times[0].detach()  # zero
-    start = tuple(part - later * slope for part, slope in zip(x, slopes, strict=True))
-    fixed = torch.cat([times[:1].detach(), times[1:]])
-    columns = solver.solve(f, start, fixed, breakpoints, adjoint)
+    later = times - times.detach()  # zeros
+    sides: tuple[Side, Side] = ("right", "left") if times[0] < times[-1] else ("left", "right")
+
+    def moved(k: int, state: State, sign: int) -> State:
+        with torch.no_grad():
+            slopes = f(times[k], sides[k > 0], state)
+        return tuple(
+            part + sign * later[k] * slope for part, slope in zip(state, slopes, strict=True)
+        )
+
+    columns = solver.solve(f, moved(0, x, -1), times.detach(), breakpoints, adjoint)
     # The first state is x itself, whatever the time.
-    return [torch.cat([part[None], c[1:]]) for part, c in zip(x, columns, strict=True)]
+    rows = [x, *(moved(k, tuple(c[k] for c in columns), 1) for k in range(1, len(times)))]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
 class _Guarded(torch.autograd.Function):

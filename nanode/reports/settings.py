@@ -101,7 +101,7 @@ def commit(record: Record) -> str:
 
 def _moves(record: RunRecord) -> bool:
     fields = [flow.field for flow in record.flows]
-    return any(name.startswith("TimeVarying(") and "(Constant(" not in name for name in fields)
+    return any(name.startswith("TimeVarying(") and "Constant(" not in name for name in fields)
 
 
 def _flow(show: Callable[[Flow], str]) -> Callable[[RunRecord], str]:

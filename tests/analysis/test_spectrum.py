@@ -29,6 +29,17 @@ def test_legendre_weights_show_their_own_coefficients():
     assert found.moving["weight"] == pytest.approx(1 - expected[0] / sum(expected))
 
 
+def test_complex_weights_show_both_parts():
+    field = nanode.TimeVarying(
+        nn.Linear(1, 1, bias=False, dtype=torch.complex128), nanode.Legendre(degree=1)
+    )
+    with torch.no_grad():
+        field.trajectory.coefficients.weight.copy_(torch.tensor([[1 + 2j], [3j]]))
+    found = trajectory_spectrum(field, orders=1)
+    assert found.coefficients["weight"].tolist() == pytest.approx([1 + 4, 9 / 3])
+    assert found.orders["weight"].tolist() == pytest.approx([1 + 4, 9 / 3])
+
+
 def test_waves_show_the_legendre_coefficients_of_waves():
     """cos 2πt has spherical Bessel functions as coefficients; by numpy's quadrature here."""
     field = scalar(nanode.Trigonometric(1, frequency=2 * math.pi), [0.0, 1.0, 0.0])

@@ -2,12 +2,14 @@
 
 import copy
 import itertools
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import nanode
 from nanode.fields.swap import turns_of
@@ -323,3 +325,48 @@ def test_torch_s_cache_and_turns_are_taken_in_one_order(monkeypatch):
     x = torch.randn(2, 4)
     with nn.utils.parametrize.cached(), torch.no_grad():
         together([lambda: outer(x), lambda: inner(x)] * 2)
+
+
+def test_locks_are_taken_in_one_order():
+    """A field inside another beside one by itself, where torch's cache has a lock of its own."""
+
+    class Energy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            with torch.enable_grad():
+                z = x.detach().requires_grad_()
+                y = nanode.odeint(lambda t, u: -u, z, steps=2, gradient=nanode.Checkpointed())
+                (grad,) = torch.autograd.grad(y.square().sum(), z)
+            return self.linear(x) + grad
+
+    outer = nanode.ODEBlock(nanode.TimeVarying(Energy(), nanode.Chebyshev(2)), 3)
+    done = []
+
+    def nested():
+        for _ in range(100):
+            with torch.no_grad():
+                outer(torch.ones(2, 3))
+        done.append("nested")
+
+    def plain():
+        for _ in range(1000):
+            x = torch.ones(2, 3, requires_grad=True)
+            y = nanode.odeint(lambda t, u: -u, x, steps=2, gradient=nanode.Checkpointed())
+            y.sum().backward()
+        done.append("plain")
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with parametrize.cached():
+            threads = [threading.Thread(target=job, daemon=True) for job in (nested, plain)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+    finally:
+        sys.setswitchinterval(often)
+    assert sorted(done) == ["nested", "plain"]

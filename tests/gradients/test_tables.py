@@ -1,6 +1,7 @@
 """The table of weights is made twice by recomputing methods: it must be the same both times."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,6 +94,26 @@ def test_random_numbers_in_weights_and_in_evaluations_are_repeated(gradient, sol
     field = nanode.TimeVarying(
         nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5)).double(),
         weights=lambda named: Changed(named, lambda w: nn.functional.dropout(w, 0.3)),
+    )
+    ours, exact = both(field, solver, gradient, x)
+    assert distance(ours, exact) < 1e-12
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_random_numbers_in_constant_weights_are_repeated(gradient, solver):
+    """Those come after the numbers of all rows, however many rows are asked for."""
+
+    class Drawn(nanode.TimeVarying):
+        def weights(self, stages):
+            table = super().weights(stages)
+            constant = {n: nn.functional.dropout(w, 0.5) for n, w in table.constant.items()}
+            return replace(table, constant=constant)
+
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    field = Drawn(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double(),
+        weights=lambda named: Changed(named, lambda w: nn.functional.dropout(w, 0.3)),
+        overrides={"*bias": None},
     )
     ours, exact = both(field, solver, gradient, x)
     assert distance(ours, exact) < 1e-12

@@ -1,18 +1,24 @@
 """torchdiffeq's adjoint, which evaluates the field again in the backward pass."""
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 
 import nanode
 from tests.solvers.problems import DOUBLE, tight
 
 
-def backsolved(module, x, tolerance=1e-3, **settings):
-    field = nanode.Autonomous(module)
-    solver = tight(tolerance=tolerance)
-    return nanode.odeint(field, x, solver=solver, gradient=nanode.Backsolve(), **settings)
+def backsolved(module, x, tolerance=1e-3):
+    return backsolved_by(nanode.Autonomous(module), x, tolerance)
+
+
+def backsolved_by(field, x, tolerance=1e-5):
+    return nanode.odeint(field, x, solver=tight(tolerance=tolerance), gradient=nanode.Backsolve())
 
 
 def test_a_tensor_hidden_until_later_is_refused():
@@ -126,6 +132,95 @@ class Rotation(nn.Module):
 
     def _h(self, x):
         return self.h.to(torch.complex128)
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
+@pytest.mark.parametrize(
+    ("ends", "slopes"),
+    [
+        ([0.0, 0.5], [1, 1]),
+        ([1.0, 0.5], [3, 3]),
+        ([0.5, 1.0], [3, 3]),
+        ([0.5, 0.0], [1, 1]),
+        ([0.0, 0.25, 0.5], [1, 1, 1]),
+        ([0.5, 0.25, 0.0], [1, 1, 1]),
+        ([0.0, 0.5, 1.0], [1, 1, 3]),
+        ([1.0, 0.5, 0.0], [3, 3, 1]),
+    ],
+    ids=str,
+)
+def test_times_on_a_jump_get_the_slope_of_where_the_solve_comes_from(gradient, ends, slopes):
+    """The start alone has that of where it goes."""
+    layer = nn.Linear(1, 1, bias=False).double()
+    field = nanode.TimeVarying(layer, nanode.Bucketed(2))
+    with torch.no_grad():
+        field.trajectory.coefficients.weight.copy_(torch.tensor([[1.0], [3.0]]))
+    at = torch.tensor(ends, dtype=DOUBLE, requires_grad=True)
+    states = nanode.odeint(
+        field, torch.ones(1, dtype=DOUBLE), at=at, solver=tight(), gradient=gradient
+    )
+    (grad,) = torch.autograd.grad(states[1:].sum(), at)
+    later = states[1:, 0].tolist()
+    expected = [-slopes[0] * sum(later), *(w * x for w, x in zip(slopes[1:], later, strict=True))]
+    assert grad.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_parametrised_weights_in_torchs_cache_keep_their_gradients():
+    """What a penalty reads afterwards is not what the solve has computed without gradients."""
+    torch.manual_seed(0)
+    field = nanode.TimeVarying(
+        nn.Linear(3, 3).double(), nanode.Legendre(1), start=nanode.Noisy(0.5)
+    )
+    parametrize.register_parametrization(field.trajectory.coefficients, "weight", nn.Tanh())
+    x, found = torch.randn(2, 3, dtype=DOUBLE), []
+    for cached in (nullcontext(), parametrize.cached()):
+        with cached:
+            y = nanode.odeint(field, x, solver=tight(), gradient=nanode.Backsolve())
+            loss = y.square().sum() + nanode.smoothness_penalty(field)
+            found.append(torch.autograd.grad(loss, list(field.parameters())))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+        assert expected.norm() > 0.1
+
+
+def test_nothing_is_refused_where_no_gradient_is_wanted():
+    gain = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+
+    class Gained(nanode.Expansion):
+        def forward(self, t, side="right"):
+            return {name: gain * w for name, w in super().forward(t, side).items()}
+
+    field = nanode.TimeVarying(
+        nn.Linear(3, 3).double(), weights=lambda named: Gained(named, nanode.Legendre(1))
+    )
+    with torch.no_grad():
+        assert backsolved_by(field, torch.ones(1, 3, dtype=DOUBLE)).shape == (1, 3)
+    with pytest.raises(ValueError, match="can't give it a gradient"):
+        backsolved_by(field, torch.ones(1, 3, dtype=DOUBLE))
+
+
+def test_a_field_that_differentiates_in_a_state_of_two_precisions():
+    """x is what it was made of, where the field looks for it, also after a change of dtype."""
+
+    class Spring(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.k = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            q, p = x
+            with torch.enable_grad():
+                energy = (self.k * q.requires_grad_().square() / 2).sum()
+                (force,) = torch.autograd.grad(energy, q, create_graph=True)
+            return p.to(q.dtype), -force.to(p.dtype)
+
+    field = nanode.Autonomous(Spring())
+    x = torch.tensor([1.0]), torch.tensor([0.0], dtype=DOUBLE)
+    q, _ = backsolved_by(field, x)
+    (grad,) = torch.autograd.grad(q.sum(), list(field.parameters()))
+    root = math.sqrt(2)  # q = cos √k
+    assert q.item() == pytest.approx(math.cos(root), abs=1e-4)
+    assert grad.item() == pytest.approx(-math.sin(root) / 2 / root, abs=1e-4)
 
 
 @pytest.mark.parametrize("moving_times", [False, True], ids=["", "times"])

@@ -377,3 +377,22 @@ def test_buckets_of_a_whole_solve_go_by_whole_numbers(interval, d, steps):
         field := bucketed(d, interval), make_plan(field, interval, steps, nanode.Euler()).stages
     )
     assert found == [k * d // steps for k in range(steps)]
+
+
+def test_a_part_of_an_interval_has_the_buckets_that_its_times_mean():
+    """An end in single precision is not an end of the weights: there times are compared."""
+    end = float(torch.tensor(0.7, dtype=torch.float32))
+    field = bucketed(10, (0.0, 1.0))
+    plan = make_plan(field, (0.0, end), 7, nanode.Euler())
+    assert buckets(field, plan.stages) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("start", [1e5 + 0.1, 1e7 + 0.1, 1.7e9 + 0.25])
+@pytest.mark.parametrize(("d", "width"), [(10, 1.0), (10, 0.7), (100, 0.7)])
+def test_no_jump_lies_inside_a_step_where_there_is_one_for_each_bucket(start, d, width):
+    """And nothing warns of one."""
+    interval = (start, start + width)
+    field = bucketed(d, interval)
+    assert buckets(field, make_plan(field, interval, d, nanode.Euler()).stages) == list(range(d))
+    make_plan(field, interval, d, nanode.Heun())

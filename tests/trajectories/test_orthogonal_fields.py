@@ -155,9 +155,10 @@ def test_a_skew_field_keeps_its_norm():
     torch.testing.assert_close(y.norm(dim=1), x.norm(dim=1), rtol=1e-7, atol=0)
 
 
+@pytest.mark.parametrize("first", [nanode.Bucketed(2), nanode.Trigonometric(1)], ids=repr)
 @pytest.mark.parametrize("other", [nanode.Legendre(3), nanode.Bucketed(3)], ids=repr)
-def test_smoothness_of_weights_that_move_in_different_bases_is_their_sum(other):
-    """Two buckets beside another basis; each by itself has the penalty of an expansion alone."""
+def test_smoothness_of_weights_that_move_in_different_bases_is_their_sum(first, other):
+    """Each by itself has the penalty of an expansion alone."""
 
     def start(name, basis):
         torch.manual_seed(3)
@@ -166,13 +167,13 @@ def test_smoothness_of_weights_that_move_in_different_bases_is_their_sum(other):
             values, lambda g: nanode.Expansion(g, basis, nanode.Independent()), nanode.Cayley()
         )
 
-    alone = [start("a", nanode.Bucketed(2)), start("b", other)]
+    alone = [start("a", first), start("b", other)]
     both = {name: torch.randn(4, 4, dtype=torch.float64) for name in "ab"}
     joint = nanode.Orthogonal(
         both,
         lambda g: Joined(
             [
-                nanode.Expansion({"a": g["a"]}, nanode.Bucketed(2)),
+                nanode.Expansion({"a": g["a"]}, first),
                 nanode.Expansion({"b": g["b"]}, other),
             ]
         ),
