@@ -15,12 +15,27 @@ from tests.block.test_norms import normed
 from tests.gradients.models import DOUBLE, distance
 
 
-def _rank(rank, world, store, batch, weights, results):
-    """One process: its share of the batch, gradients averaged by DDP."""
+def _by_two(job, folder, *inputs):
+    """What the first of two processes finds that do the job together."""
+    torch.multiprocessing.spawn(_process, args=(2, folder, job, inputs), nprocs=2)
+    return torch.load(folder / "found")
+
+
+def _process(rank, world, folder, job, inputs):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world
     )
+    found = job(rank, world, *inputs)
+    if rank == 0:
+        torch.save(found, folder / "found")
+    torch.distributed.barrier()
+    # Now and then gloo's threads abort a process that ends as others do, with any model.
+    os._exit(0)
+
+
+def _replicated(rank, world, batch, weights):
+    """One process: its share of the batch, gradients averaged by DDP."""
     found = []
     for gradient, solver in EXACT:
         block = make(gradient, solver)
@@ -34,22 +49,13 @@ def _rank(rank, world, store, batch, weights, results):
             model(batch.chunk(world)[rank]).square().mean().backward()
         grads = [p.grad.clone() for p in model.parameters()]
         found.append([*grads, *(b.clone() for b in model.module.buffers())])
-    if rank == 0:
-        torch.save(found, results)
-    torch.distributed.barrier()
-    # Now and then gloo's threads abort a process that ends as others do, with any model.
-    os._exit(0)
+    return found
 
 
 def test_distributed_data_parallel(tmp_path):
     block = make()
     batch = torch.randn(8, 3, dtype=DOUBLE)
-    torch.multiprocessing.spawn(
-        _rank,
-        args=(2, tmp_path / "store", batch, block.state_dict(), tmp_path / "found"),
-        nprocs=2,
-    )
-    found = torch.load(tmp_path / "found")
+    found = _by_two(_replicated, tmp_path, batch, block.state_dict())
     _check_norms(batch, found[len(EXACT) :])
     for (gradient, solver), got in zip(EXACT, found[: len(EXACT)], strict=True):
         reference = make(gradient, solver)
@@ -77,12 +83,8 @@ def _check_norms(batch, found):
             assert (a - b).abs().max() < 1e-12, gradient
 
 
-def _sharded(rank, world, store, batch, weights, results):
+def _sharded(rank, world, batch, weights):
     """One process: its share of the batch and of every parameter, and penalties on all of them."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world
-    )
     found = []
     for gradient, solver in EXACT:
         block = make(gradient, solver)
@@ -91,10 +93,7 @@ def _sharded(rank, world, store, batch, weights, results):
         block(batch.chunk(world)[rank]).square().mean().backward()
         _penalties(block).backward()
         found.append([p.grad.full_tensor() for p in block.parameters()])
-    if rank == 0:
-        torch.save(found, results)
-    torch.distributed.barrier()
-    os._exit(0)
+    return found
 
 
 def _penalties(block):
@@ -104,12 +103,8 @@ def _penalties(block):
 def test_fully_sharded(tmp_path):
     block = make()
     batch = torch.randn(8, 3, dtype=DOUBLE)
-    torch.multiprocessing.spawn(
-        _sharded,
-        args=(2, tmp_path / "store", batch, block.state_dict(), tmp_path / "found"),
-        nprocs=2,
-    )
-    for (gradient, solver), got in zip(EXACT, torch.load(tmp_path / "found"), strict=True):
+    found = _by_two(_sharded, tmp_path, batch, block.state_dict())
+    for (gradient, solver), got in zip(EXACT, found, strict=True):
         reference = make(gradient, solver)
         reference.load_state_dict(block.state_dict())
         (reference(batch).square().mean() + _penalties(reference)).backward()

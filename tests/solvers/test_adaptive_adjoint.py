@@ -96,14 +96,19 @@ def test_batched_gradients_are_refused():
         torch.autograd.functional.jacobian(block, torch.ones(2, dtype=DOUBLE), vectorize=True)
 
 
+def jumping():
+    """x' = w x by w = 1, then 3."""
+    field = nanode.TimeVarying(nn.Linear(1, 1, bias=False).double(), nanode.Bucketed(2))
+    with torch.no_grad():
+        field.trajectory.coefficients.weight.copy_(torch.tensor([[1.0], [3.0]]))
+    return field
+
+
 @pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
 def test_the_first_time_gets_its_gradient_where_weights_jump(gradient, reverse):
-    """x' = w x by w = 1, then 3: the state at t is x exp(∫w), and moves with its ends by w."""
-    layer = nn.Linear(1, 1, bias=False).double()
-    field = nanode.TimeVarying(layer, nanode.Bucketed(2))
-    with torch.no_grad():
-        field.trajectory.coefficients.weight.copy_(torch.tensor([[1.0], [3.0]]))
+    """The state at t is x exp(∫w), and moves with its ends by w."""
+    field = jumping()
     ends = [1.0, 0.25, 0.0] if reverse else [0.0, 0.75, 1.0]
     at = torch.tensor(ends, dtype=DOUBLE, requires_grad=True)
     x = torch.ones(1, dtype=DOUBLE, requires_grad=True)
@@ -126,12 +131,12 @@ class Rotation(nn.Module):
     def forward(self, x, drive):
         if isinstance(x, dict):  # complex and real parts drive each other
             z, r = x["z"], x["r"]
-            return {"r": (z.conj() * (drive * z)).real - r, "z": -1j * z @ self._h(z) * r}
-        turned = -1j * x @ self._h(x) + drive * x
+            return {"r": (z.conj() * (drive * z)).real - r, "z": self._turned(z) * r}
+        turned = self._turned(x) + drive * x
         return turned if x.is_complex() else turned.real + turned.imag
 
-    def _h(self, x):
-        return self.h.to(torch.complex128)
+    def _turned(self, x):
+        return -1j * x @ self.h.to(torch.complex128)
 
 
 @pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Backsolve()], ids=repr)
@@ -151,14 +156,8 @@ class Rotation(nn.Module):
 )
 def test_times_on_a_jump_get_the_slope_of_where_the_solve_comes_from(gradient, ends, slopes):
     """The start alone has that of where it goes."""
-    layer = nn.Linear(1, 1, bias=False).double()
-    field = nanode.TimeVarying(layer, nanode.Bucketed(2))
-    with torch.no_grad():
-        field.trajectory.coefficients.weight.copy_(torch.tensor([[1.0], [3.0]]))
-    at = torch.tensor(ends, dtype=DOUBLE, requires_grad=True)
-    states = nanode.odeint(
-        field, torch.ones(1, dtype=DOUBLE), at=at, solver=tight(), gradient=gradient
-    )
+    at, x = torch.tensor(ends, dtype=DOUBLE, requires_grad=True), torch.ones(1, dtype=DOUBLE)
+    states = nanode.odeint(jumping(), x, at=at, solver=tight(), gradient=gradient)
     (grad,) = torch.autograd.grad(states[1:].sum(), at)
     later = states[1:, 0].tolist()
     expected = [-slopes[0] * sum(later), *(w * x for w, x in zip(slopes[1:], later, strict=True))]
@@ -229,10 +228,7 @@ def test_a_field_that_differentiates_in_a_state_of_two_precisions():
 def test_real_beside_complex_numbers(kind, dtype, moving_times):
     """State, weights and conditioning, in any mixture."""
     torch.manual_seed(0)
-    field = nanode.TimeVarying(Rotation(dtype), nanode.Legendre(1))
-    with torch.no_grad():
-        for alpha in field.parameters():
-            alpha += 0.3 * torch.randn_like(alpha)
+    field = nanode.TimeVarying(Rotation(dtype), nanode.Legendre(1), start=nanode.Noisy(0.3))
     z = torch.randn(2, 3, dtype=torch.complex128, requires_grad=True)
     r = torch.randn(2, 3, dtype=DOUBLE, requires_grad=True)
     drive = torch.randn(3, dtype=torch.complex128, requires_grad=True)

@@ -286,7 +286,7 @@ def _left(penalty, basis, lam, t, weights, target):
 
     def loss(flat):
         found = torch.func.functional_call(
-            _Loss(moving, penalty), {"moving.trajectory.coefficients.weight": flat[:, None]}, ()
+            Penalised(moving, penalty), {"model.trajectory.coefficients.weight": flat[:, None]}, ()
         )
         return weights @ (z @ flat - target).square() + lam * found
 
@@ -295,12 +295,3 @@ def _left(penalty, basis, lam, t, weights, target):
     curvature, slope = torch.func.hessian(loss)(zero), torch.func.grad(loss)(zero)
     best = -torch.linalg.solve(curvature, slope)
     return float(weights @ (z @ best * target) / (weights @ target.square()))
-
-
-class _Loss(nn.Module):
-    def __init__(self, moving, penalty):
-        super().__init__()
-        self.moving, self.penalty = moving, penalty
-
-    def forward(self):
-        return self.penalty(self.moving)
