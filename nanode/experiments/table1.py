@@ -60,8 +60,10 @@ LONGER = {
 SPEED = 15_900
 #: Learning rates to choose from; the shared one is among them.
 RATES = (0.1, 0.4, 1.0, 2.5)
-#: Tried at the best learning rate. A row's own is 1, or 10 for residual networks.
+#: Tried at the best learning rate. A row's own is 1, or 10 for residual networks: the number of
+#: steps, with which steps are whole. It is where the scales end, for the deep row at 100.
 SCALES = (1.0, 3.0, 10.0)
+DEEPER_SCALES = (30.0, 100.0)
 #: Candidates of the deep row train for fewer epochs than its final runs, which take ten times as
 #: long as the others'.
 DEEP_EPOCHS = 4
@@ -149,9 +151,18 @@ def candidates(model: str, options: Options, root: Path | None) -> list[tuple[Pl
     rates = [Candidate(lr=lr) for lr in RATES]
     found = [(_candidate(c, model, data, options), c) for c in rates]
     if (chosen := best(found, root)) is not None:
-        others = [Candidate(chosen.lr, scale) for scale in SCALES if scale != _scale(model)]
-        found += [(_candidate(c, model, data, options), c) for c in others]
+        found += [(_candidate(c, model, data, options), c) for c in _rescaled(model, chosen.lr)]
     return found
+
+
+def _rescaled(model: str, lr: float) -> list[Candidate]:
+    """The other scales that are tried for a row, at one learning rate."""
+    return [Candidate(lr, scale) for scale in scales_of(model) if scale != _scale(model)]
+
+
+def scales_of(model: str) -> tuple[float, ...]:
+    """All that are tried for a row, its own included."""
+    return (*SCALES, *DEEPER_SCALES) if model == DEEP else SCALES
 
 
 def _scale(model: str) -> float:
@@ -281,10 +292,10 @@ def _shared_column(root: Path, options: Options) -> Column:
 
 def _own_column(root: Path, options: Options) -> Column:
     about = (
-        f"a row at the best of the learning rates {', '.join(f'{lr:g}' for lr in RATES)} and then "
-        f"of the scales {', '.join(f'{scale:g}' for scale in SCALES)}, chosen on held-out "
-        f"{TITLES[options.main]} images and used on all data sets (candidates of {DEEP} train for "
-        f"{DEEP_EPOCHS} epochs); the other settings are the shared recipe's. On "
+        f"a row at the best of the learning rates {_listed(RATES)} and then of the scales "
+        f"{_listed(SCALES)}, chosen on held-out {TITLES[options.main]} images and used on all data "
+        f"sets (candidates of {DEEP} train for {DEEP_EPOCHS} epochs, also with the scales "
+        f"{_listed(DEEPER_SCALES)}); the other settings are the shared recipe's. On "
         f"{TITLES[options.main]} seed 0 of the other rows is the chosen candidate again, now tested"
     )
     cells = {
@@ -292,6 +303,10 @@ def _own_column(root: Path, options: Options) -> Column:
         for data in options.sets
     }
     return Column("own best", about, cells)
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
 
 
 def _own_cell(root: Path, options: Options, data: str, model: str) -> Cell:
@@ -316,8 +331,7 @@ def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path
 
 def _best_so_far(model: str, options: Options, root: Path) -> Candidate | None:
     """Of the candidates that are over, also of scales at what was the best rate once."""
-    scales = (None, *(scale for scale in SCALES if scale != _scale(model)))
-    every = [Candidate(lr, scale) for lr in RATES for scale in scales]
+    every = [c for lr in RATES for c in (Candidate(lr), *_rescaled(model, lr))]
     runs = [(_candidate(c, model, options.main, options), c) for c in every]
     return best([(run, c) for run, c in runs if find_record(root, run.name)], root)
 
@@ -368,7 +382,8 @@ def _choice_made(model: str, options: Options, root: Path) -> Choice | None:
     chosen = choice(model, options, root)
     edges = []
     if chosen is not None:
-        ends = {"rate": (chosen.lr, RATES), "scale": (chosen.scale or _scale(model), SCALES)}
+        scale = chosen.scale or _scale(model)
+        ends = {"rate": (chosen.lr, RATES), "scale": (scale, scales_of(model))}
         edges = [name for name, (value, tried) in ends.items() if value in (tried[0], tried[-1])]
     known = [record for record in records.values() if record is not None]
     short = model == DEEP and not options.tiny

@@ -8,7 +8,16 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.plan import standing
 from nanode.experiments.selection import Candidate
-from nanode.experiments.table1 import DEEP, OTHERS, PAPER, RATES, SCALES, candidates, choice, own
+from nanode.experiments.table1 import (
+    DEEP,
+    OTHERS,
+    PAPER,
+    RATES,
+    candidates,
+    choice,
+    own,
+    scales_of,
+)
 
 TABLE1 = EXPERIMENTS["table1"]
 
@@ -66,7 +75,7 @@ def decide(options, root, write, model, accuracies, other=0.0):
     for run, candidate in candidates(model, options, root)[: len(RATES)]:
         write(run, validation=accuracies[candidate.lr], test=1 - accuracies[candidate.lr])
     scales = candidates(model, options, root)[len(RATES) :]
-    assert len(scales) == len(SCALES) - 1  # the row's own was there already
+    assert len(scales) == len(scales_of(model)) - 1  # the row's own was there already
     for run, candidate in scales:
         accuracy = other if candidate.scale == 3 else 0.0
         write(run, validation=accuracy, test=1 - accuracy)
@@ -94,6 +103,14 @@ def test_validation_chooses(options, tmp_path, write):
     ]
     assert {(run.config.optimizer.lr, run.config.test) for run in own} == {(0.4, True)}
     assert all("scale" not in run.config.options for run in own)
+
+
+def test_scales_go_up_to_whole_steps(options, tmp_path, write):
+    for model, steps in (("b-nanode-10", 10), (DEEP, 100)):
+        decide(options, tmp_path, write, model, {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3})
+        found = [run.config for run, c in candidates(model, options, tmp_path) if c.scale]
+        largest = max(found, key=lambda config: config.options["scale"])
+        assert largest.options["scale"] == largest.options["steps"] == steps
 
 
 def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
