@@ -50,7 +50,10 @@ def test_the_figures_show_what_they_should():
     assert not any(run.config.augment.crop or run.config.augment.flip for run in train)
     # The ends of the range also at the shared rate, by which the order is a step size, too.
     rates = Counter(run.config.optimizer.lr for run in train)
-    assert rates == {0.4: 6 + 1, 0.1: 2 + 1}
+    assert rates == {0.4: 6 + 1 + 2, 0.1: 2 + 1}
+    # And with whole steps, as the residual network takes them.
+    whole = [run.config.model for run in train if run.config.options.get("scale") == 100]
+    assert whole == ["t-nanode-1", "t-nanode-30"]
     assert tested_orders.ORDERS == (4, 5, 6, 7, 8, 9, 10)
     # Order 10 and the residual networks are Table 1's, and so are the candidates for their rates.
     assert len(test) == 2 * 7 + 2 + 4 * 3
@@ -234,9 +237,10 @@ def test_claims_of_the_order_figures(tmp_path, write):
             write(run, test=0.8 + run.config.seed + (run.config.model == "t-nanode-10") / 64)
     train.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-train.md").read_text()
-    assert "better than order 1: against it (-2.00, one seed)" in text
-    assert "better than the constrained ResNet: for it (+8.00, one seed)" in text
-    assert "**6 of 10 planned runs are over.**" in text
+    # In all three settings; the last one's ResNet is the first one's.
+    assert text.count("better than order 1: against it (-2.00, one seed)") == 3
+    assert text.count("better than the constrained ResNet: for it (+8.00, one seed)") == 3
+    assert "**8 of 12 planned runs are over.**" in text
     test.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-test.md").read_text()
     assert "order 10 of T is more accurate than order 4: for it (+1.56, one seed)." in text
@@ -309,7 +313,7 @@ def test_order_figures_name_what_diverged(tmp_path, write):
     for experiment in (train, test):
         experiment.report(tmp_path, tmp_path / "out", Options())
     text = (tmp_path / "out/figure-order-train.md").read_text()
-    assert text.count("not measured; failed: t-nanode-30") == 2 * len(fitted_orders.FITTED)
+    assert text.count("not measured; failed: t-nanode-30") == 3 * len(fitted_orders.FITTED)
     text = (tmp_path / "out/figure-order-test.md").read_text()
     assert "T-4 is ahead of B-9: not measured; failed: b-nanode-9." in text
 
