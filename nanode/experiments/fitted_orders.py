@@ -29,6 +29,7 @@ EPOCHS = 4
 #: than at the shared one, which is tried for the ends of the range.
 RATE = 0.4
 ENDS = (ORDERS[0], ORDERS[-1])
+#: Evaluations of f. With as many as its scale, a network takes whole steps.
 DEPTH = 100
 
 
