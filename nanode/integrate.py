@@ -112,7 +112,15 @@ def make_plan(
     if isinstance(schedule, Uniform) and field.interval == tuple(sorted(interval)):
         grid = replace(grid, slack=0.0)  # of the very ends that the weights' own pieces have
     low, high = sorted(interval)
-    if stepper.order > 1 and any(low < t < high for t in crossed):
+    if stepper.carries_slopes:
+        if jumps := [t for t in field.jumps if low < t < high]:
+            warnings.warn(
+                f"the weights jump at t = {jumps[0]:.4g}: {stepper!r} carries the slope of one "
+                "step into the next and falls back to order 1. Use another solver, such as "
+                "nanode.Coupled(nanode.Midpoint())",
+                stacklevel=3,
+            )
+    elif stepper.order > 1 and any(low < t < high for t in crossed):
         warnings.warn(
             f"the weights jump at t = {crossed[0]:.4g}, inside a step: each step uses one bucket "
             f"throughout, and {stepper!r} falls back to order 1. Use steps=nanode.Aligned(...), or "

@@ -17,7 +17,8 @@ class ImplicitMidpoint(Stepper):
     A)` at its middle: orthogonal where A is skew-symmetric, as explicit methods' never are. The
     equation is solved by fixed-point iteration, which needs :math:`\tfrac h2 \|J\| < 1`; where it
     has not settled after ``iterations`` evaluations the state becomes NaN. For analyses and small
-    experiments, with ``Backprop()``: other solvers are cheaper to train with.
+    experiments: other solvers are cheaper to train with, and norms with running statistics count
+    every iteration.
 
     >>> import nanode, torch
     >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)

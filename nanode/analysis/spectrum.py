@@ -70,7 +70,8 @@ class TrajectorySpectrum(Findings):
 def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> TrajectorySpectrum:
     """Energy by order of every weight of a field that moves.
 
-    Integrals are Gauss–Legendre sums on each piece between breakpoints, exact for polynomials.
+    Integrals are Gauss–Legendre sums on each piece between breakpoints, which is halved until the
+    sums settle, so that fast motion isn't missed.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(2, 2, bias=False), nanode.Chebyshev(degree=3))
@@ -85,13 +86,10 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
     total: dict[str, float] = {}
     # Piece by piece: a hundred buckets have thousands of nodes.
     for piece in pairwise(edges):
-        nodes, weights = gauss(piece, count=orders + 16)
-        polynomials = _orthonormal(nodes, interval, orders)
-        for name, table in inner.weights(_stages(nodes.tolist(), piece[0])).moving.items():
-            flat = in_double(table).reshape(len(table), -1).cpu()
-            part = polynomials.T.to(flat) @ (weights[:, None] * flat)
+        whole = _sums(inner, piece, piece[0], interval, orders)
+        for name, (part, energy) in _settled(inner, piece, interval, orders, whole).items():
             projected[name] = projected[name] + part if name in projected else part
-            total[name] = total.get(name, 0.0) + float(weights @ flat.abs().square().sum(1))
+            total[name] = total.get(name, 0.0) + energy
     if not projected:
         raise ValueError("no weight of this field moves in time")
     by_order = {name: part.abs().square().sum(1) for name, part in projected.items()}
@@ -101,6 +99,69 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
         for name, alpha in part.coefficients
     }
     return TrajectorySpectrum(by_order, total, own)
+
+
+#: Of a weight: its projection on each order, and its energy, over some part of the interval.
+_Sums = dict[str, tuple[Tensor, float]]
+#: How far the sums of both halves may be from those of the whole, as a share of the energy; and how
+#: often a piece is halved.
+SETTLED, HALVINGS = 1e-5, 10
+
+
+def _sums(
+    field: Field,
+    part: tuple[float, float],
+    start: float,
+    interval: tuple[float, float],
+    orders: int,
+) -> _Sums:
+    """Gauss–Legendre sums over a part of the piece that starts at ``start``."""
+    nodes, weights = gauss(part, count=orders + 16)
+    polynomials = _orthonormal(nodes, interval, orders)
+    found = {}
+    for name, table in field.weights(_stages(nodes.tolist(), start)).moving.items():
+        flat = in_double(table).reshape(len(table), -1).cpu()
+        energy = float(weights @ flat.abs().square().sum(1))
+        found[name] = polynomials.T.to(flat) @ (weights[:, None] * flat), energy
+    return found
+
+
+def _settled(
+    field: Field,
+    piece: tuple[float, float],
+    interval: tuple[float, float],
+    orders: int,
+    whole: _Sums,
+) -> _Sums:
+    """The sums over a piece, each part of it halved until that changes little."""
+    ahead = [(piece, whole, HALVINGS)]
+    found: _Sums = {}
+    while ahead:
+        (low, high), rough, left = ahead.pop()
+        middle = (low + high) / 2
+        halves = [
+            (part, _sums(field, part, piece[0], interval, orders))
+            for part in ((low, middle), (middle, high))
+        ]
+        fine = _added(*(sums for _, sums in halves))
+        if left and not all(_alike(rough[name], fine[name]) for name in fine):
+            ahead += [(part, sums, left - 1) for part, sums in halves]
+        else:
+            found = _added(found, fine)
+    return found
+
+
+def _alike(rough: tuple[Tensor, float], fine: tuple[Tensor, float]) -> bool:
+    (a, energy), (b, expected) = rough, fine
+    near = float((a - b).abs().square().sum()) <= SETTLED**2 * expected
+    return abs(energy - expected) <= SETTLED * expected and near
+
+
+def _added(a: _Sums, b: _Sums) -> _Sums:
+    return {
+        name: (part + a[name][0], e + a[name][1]) if a else (part, e)
+        for name, (part, e) in b.items()
+    }
 
 
 def _stages(nodes: list[float], start: float) -> Stages:

@@ -96,6 +96,11 @@ class Subject:
         """θ as one vector, of the state's dtype."""
         if not self.parameters:
             raise ValueError("the block's field has no parameters that require grad")
+        if complex_ones := [name for name, p in self.parameters.items() if p.is_complex()]:
+            raise ValueError(
+                "sensitivities are for real parameters; write a complex one as its real and "
+                f"imaginary parts, or leave it out by requires_grad_(False): {complex_ones}"
+            )
         return self.named.vector(tuple(self.parameters.values())).to(self.x)
 
     @property

@@ -24,6 +24,7 @@ from nanode.analysis.transition import SingularValues, state_transition, transit
 from nanode.analysis.weights import weight_norms
 from nanode.bases import Basis
 from nanode.block import ODEBlock, flows
+from nanode.fields import TimeVarying
 from nanode.gradients import Backprop
 from nanode.stages import Stage, Stages
 
@@ -70,7 +71,8 @@ def analyse(
     A flow is looked at as the steps it takes (``Steps``). Where these carry more than x along, as
     coupled ones do, Φ and S are theirs, and the rest is of the differential equation
     (``Equation``), as is all of a flow whose solver chooses its steps. Of a flow that a model
-    calls several times the last call counts.
+    calls several times the last call counts. One inside a field whose weights move has them from
+    there, and is left out.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(3, 3), basis=nanode.Legendre(degree=2))
@@ -83,7 +85,7 @@ def analyse(
     if not isinstance(x, Tensor) or x.ndim < 1 or not len(x):
         raise ValueError(f"x must be a tensor of samples along its first axis, got {x!r}")
     twin = copy.deepcopy(model).eval()
-    blocks = flows(twin)
+    blocks = _own_weights(flows(twin))
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no ODEBlock in it, so there is no flow")
     # Models may draw random numbers even in eval mode.
@@ -99,6 +101,13 @@ def analyse(
     if out is not None:
         found.save(out)
     return found
+
+
+def _own_weights(blocks: dict[str, ODEBlock]) -> dict[str, ODEBlock]:
+    """Those that aren't inside a field that moves the weights of all in it."""
+    moving = [block.field for block in blocks.values() if isinstance(block.field, TimeVarying)]
+    inside = {part for field in moving for part in field.modules()}
+    return {name: block for name, block in blocks.items() if block not in inside}
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,15 @@ class BatchNorm(StageAware):
         times = tuple(times)
         if self.fits(times):
             return
-        mean, var = self.running_mean, self.running_var
+        # Under inference mode too: what is made there could never be trained.
+        with torch.inference_mode(False):
+            self._make_room(times)
+
+    def _make_room(self, times: tuple[float, ...]) -> None:
+        mean, var = (
+            rows.clone() if rows.is_inference() else rows
+            for rows in (self.running_mean, self.running_var)
+        )
         if len(self.times) == len(mean) > 0:
             mean, var = (_interpolated(a, self.times, times) for a in (mean, var))
         elif len(mean) == 1:

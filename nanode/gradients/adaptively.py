@@ -192,8 +192,10 @@ def _as_they_are(parts: Sequence[Tensor], like: Sequence[Tensor] = ()) -> State:
 
 def _as_real(parts: Sequence[Tensor]) -> State:
     """Complex parts as pairs of real numbers."""
+    # Not view_as_real: its gradient is a view as well, and torchdiffeq hands slices of one vector
+    # back, at odd places where that isn't possible.
     return tuple(
-        torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in parts
+        torch.stack([part.real, part.imag], dim=-1) if part.is_complex() else part for part in parts
     )
 
 

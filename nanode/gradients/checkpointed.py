@@ -76,12 +76,12 @@ class Checkpointed(Recomputing):
         """The gradients of what one segment starts from, given those of what it ends in."""
         first, last = bounds
         start = tuple(leaves(state) for state in begin)
-        used: list[int] = []
+        used: dict[int, None] = {}  # a stepper may evaluate a stage several times
         reached: list[Tensor] = []
         given: list[Tensor | None] = []
 
         def f(i: int, x: State) -> State:
-            used.append(i)
+            used[i] = None
             return ledger.evaluate(i, x)
 
         def visit(k: int, carry: Carry) -> None:

@@ -162,6 +162,8 @@ class Job:
         self.repeats = True
         self.snapshot = Snapshot(problem.plan.field)
         self.random: dict[int, list[Tensor]] = {}
+        #: Whether the stepper evaluates a stage several times.
+        self.iterated = False
         #: What the table of weights was drawn from, if it was.
         self.drawn: list[Tensor] | None = None
         self.looked = False
@@ -190,6 +192,11 @@ class Job:
         """After the last evaluation: what the backward pass won't need is dropped."""
         if not self.drew():
             self.random = {}
+        elif self.iterated and self.repeats:
+            raise ValueError(
+                "the field draws random numbers and the solver evaluates it several times a "
+                "stage, which can't be repeated; use gradient=nanode.Backprop()"
+            )
         del self.before, self.fixed, self.rows
 
     def _random_state(self) -> list[Tensor]:
@@ -239,6 +246,7 @@ class Job:
     def first(self, i: int, x: State) -> State:
         """f at stage i, in the forward pass."""
         row = self.rows[i]  # first: building its table may draw numbers
+        self.iterated |= i in self.random
         self.random[i] = self._random_state()
         self.problem.evaluations.forward += 1
         # A field that differentiates has x require grad. At first x is the caller's memory, where a

@@ -68,6 +68,7 @@ class ReversibleHeun(Invertible):
     order = 2
     fractions = (Fraction(1),)
     opening = True
+    carries_slopes = True
 
     def start(self, f: Evaluate, x: State) -> Carry:
         """The state, its shadow and the slope there."""

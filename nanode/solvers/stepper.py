@@ -20,12 +20,15 @@ class Stepper(ABC):
 
     ``order`` is the order of convergence; ``fractions`` says where in the step each evaluation
     lies (0 its start, 1 its end); ``opening`` is true where one evaluation at the very start comes
-    before the first step. Steppers hold no state, so one serves any number of solves.
+    before the first step; ``carries_slopes`` where a slope of one step enters the next, so that
+    weights that jump between the two cost the method its order. Steppers hold no state, so one
+    serves any number of solves.
     """
 
     order: int
     fractions: tuple[Fraction, ...]
     opening: bool = False
+    carries_slopes: bool = False
 
     def bind(self, steps: int) -> "Stepper":
         """The stepper for a solve of that many steps."""

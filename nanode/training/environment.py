@@ -12,7 +12,7 @@ import torch
 
 import nanode
 
-_PACKAGES = ("numpy", "pytorch-lightning", "safetensors", "torchdiffeq")
+_PACKAGES = ("numpy", "pytorch-lightning", "safetensors", "torchdiffeq", "torchmetrics")
 
 
 def versions() -> dict[str, Any]:

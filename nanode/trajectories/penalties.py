@@ -42,10 +42,14 @@ def smoothness_penalty(model: nn.Module, m: int = 1) -> Tensor:
 
 
 def trajectories(model: nn.Module) -> list[Trajectory]:
-    """Every trajectory in the model, each once; those inside another are that one's business."""
+    """Every trajectory in the model, each once; those inside another are that one's business.
+
+    So are those whose coefficients are moved by a field around theirs.
+    """
     every = [module for module in model.modules() if isinstance(module, Trajectory)]
     inside = {part for one in every for part in one.modules() if part is not one}
-    found = [one for one in every if one not in inside]
+    # Without parameters are those whose coefficients a field around them has taken.
+    found = [one for one in every if one not in inside and any(True for _ in one.parameters())]
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no weights that move in time; "

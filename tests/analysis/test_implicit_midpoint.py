@@ -54,3 +54,30 @@ def test_an_equation_that_does_not_settle_gives_no_number():
         )
     with pytest.raises(ValueError, match="iterations must be a whole number of at least 1"):
         ImplicitMidpoint(0)
+
+
+@pytest.mark.parametrize("segments", [None, 1, 4])
+def test_stages_evaluated_again_and_again_are_one_stage_to_checkpoints(segments):
+    """By how many segments a table of gradients once counted as full before it was."""
+    found = []
+    for gradient in (nanode.Backprop(), nanode.Checkpointed(segments)):
+        field, x = network(), sample(4).requires_grad_()
+        end = nanode.odeint(field, x, steps=4, solver=ImplicitMidpoint(), gradient=gradient)
+        torch.manual_seed(0)
+        end.backward(torch.randn_like(end))
+        found.append([x.grad, *(p.grad for p in field.parameters())])
+    for expected, got in zip(*found, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_random_numbers_in_repeated_stages_are_refused():
+    block = nanode.ODEBlock(
+        nanode.Autonomous(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())),
+        steps=2,
+        solver=ImplicitMidpoint(),
+        gradient=nanode.Checkpointed(),
+    )
+    with pytest.raises(ValueError, match="several times a stage"):
+        block(torch.randn(3, 2))
+    with torch.no_grad():
+        block(torch.randn(3, 2))

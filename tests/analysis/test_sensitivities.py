@@ -166,3 +166,18 @@ def test_numbers_and_figure():
     squares = [sum(norm[-1] ** 2 for norm in numbers["norms"].values())]
     assert squares == pytest.approx([float(found.matrices[-1].square().sum())])
     assert len(found.plot().get_lines()[0].get_xdata()) == 2  # without t0, where it is 0
+
+
+@pytest.mark.parametrize("look", [sensitivity, sensitivity_values])
+def test_complex_parameters_are_refused(look):
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = nn.Parameter(torch.eye(2, dtype=torch.complex128) * 1j)
+
+        def forward(self, x):
+            return (x.to(self.turn) @ self.turn).imag
+
+    block = nanode.ODEBlock(nanode.Autonomous(Rotated()), steps=2)
+    with pytest.raises(ValueError, match=r"real parameters.*'module\.turn'"):
+        look(block, torch.ones(1, 2, **torch64), of=Steps())

@@ -88,3 +88,19 @@ def test_numbers_and_figure():
     assert len(others) == 3
     share = found.orders["0.weight"] / found.total["0.weight"]
     assert line.get_ydata().tolist() == pytest.approx(share.tolist())
+
+
+@pytest.mark.parametrize(
+    ("basis", "place", "energy", "first"),
+    [
+        # 18 nodes are the zeros of this polynomial.
+        (nanode.Legendre(degree=18), 18, 1 / 37, 0),
+        # The last sine; ∫ sin(2πnt) √3 (2t - 1) dt = -√3 / πn.
+        (nanode.Trigonometric(60, frequency=2 * math.pi), 120, 0.5, 3 / (60 * math.pi) ** 2),
+    ],
+)
+def test_motion_faster_than_the_orders_counts_in_the_total(basis, place, energy, first):
+    field = scalar(basis, [float(n == place) for n in range(basis.size)])
+    found = trajectory_spectrum(field, orders=2)
+    assert found.total["weight"] == pytest.approx(energy, rel=1e-10)
+    assert found.orders["weight"].tolist() == pytest.approx([0, first, 0], abs=1e-12)

@@ -197,3 +197,23 @@ def test_what_it_cannot_do_is_refused():
     model.forward = lambda x: x
     with pytest.raises(ValueError, match=r"doesn't call its flow 'first' on the samples \[0\]"):
         analyse(model, sample(1, 4))
+
+
+class Around(nn.Module):
+    """A flow and a layer; the flow's weights are moved by whoever moves this."""
+
+    def __init__(self):
+        super().__init__()
+        field = nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(degree=1))
+        self.flow, self.layer = nanode.ODEBlock(field, steps=2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(self.flow(x)).tanh()
+
+
+def test_a_flow_whose_weights_are_moved_from_outside_is_left_out():
+    block = nanode.ODEBlock(nanode.TimeVarying(Around(), nanode.Chebyshev(degree=1)), steps=2)
+    assert list(analyse(block, torch.randn(1, 2)).flows) == [""]
+    # In a field whose weights don't move it is looked at as well.
+    constant = nanode.ODEBlock(nanode.Autonomous(Around()), steps=2)
+    assert list(analyse(constant, torch.randn(1, 2)).flows) == ["", "field.module.flow"]

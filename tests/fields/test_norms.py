@@ -366,3 +366,18 @@ def test_an_ensemble_by_vmap_keeps_statistics_as_its_models_do_alone():
             alone(x)
         for name, expected in alone.named_buffers():
             torch.testing.assert_close(statistics[name][number], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("grid", ["first", "another"])
+def test_room_made_under_inference_mode_can_be_trained_in(grid):
+    norm = nanode.BatchNorm(2)
+    field = nanode.TimeVarying(nn.Sequential(nn.Linear(2, 2), norm), nanode.Legendre(degree=1))
+    x = torch.randn(5, 2)
+    if grid == "another":
+        nanode.odeint(field, x, steps=2)
+    with torch.inference_mode():
+        nanode.odeint(field, x, steps=4)
+    nanode.odeint(field, x, steps=4).sum().backward()
+    field.eval()
+    nanode.odeint(field, x, steps=4).sum().backward()
+    assert len(norm.times) == 4

@@ -250,3 +250,25 @@ def test_real_beside_complex_numbers(kind, dtype, moving_times):
     for got, expected in zip(found(nanode.Backsolve()), found(nanode.Backprop()), strict=True):
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_odd_number_of_reals_before_complex_ones():
+    """torchdiffeq hands back slices of one vector; pairs at odd places can't be viewed."""
+
+    class Swing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3, dtype=DOUBLE))
+            self.turn = nn.Parameter(torch.eye(2, dtype=torch.complex128) * 1j)
+
+        def forward(self, t, x):
+            return x @ self.turn * self.gain.mean()
+
+    found = []
+    for gradient in (nanode.Backsolve(), nanode.Backprop()):
+        field, x = Swing(), torch.ones(1, 2, dtype=torch.complex128)
+        solver = nanode.Adaptive(rtol=1e-9, atol=1e-10)
+        y = nanode.odeint(field, x, interval=(0.0, 1.0), solver=solver, gradient=gradient)
+        found.append(torch.autograd.grad(y.real.sum(), list(field.parameters())))
+    for got, expected in zip(*found, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-6, atol=1e-8)

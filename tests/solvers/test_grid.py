@@ -184,7 +184,10 @@ def solve(d, steps, stepper, interval=None):
     return nanode.odeint(field, x, steps=steps, solver=stepper, interval=interval)
 
 
-@pytest.mark.parametrize("stepper", [s for s in STEPPERS if s.order > 1], ids=repr)
+SECOND = [s for s in STEPPERS if s.order > 1]
+
+
+@pytest.mark.parametrize("stepper", [s for s in SECOND if not s.carries_slopes], ids=repr)
 def test_a_jump_inside_a_step_warns(stepper):
     with pytest.warns(
         UserWarning, match=r"jump at t = 0\.25, inside a step.*falls back to order 1"
@@ -192,16 +195,32 @@ def test_a_jump_inside_a_step_warns(stepper):
         solve(4, 10, stepper)
 
 
+@pytest.mark.parametrize("steps", [10, 12, Aligned(10)])
+def test_slopes_that_are_carried_over_a_jump_warn_on_any_grid(steps):
+    with pytest.warns(
+        UserWarning, match=r"jump at t = 0\.25: .* falls back to order 1\. Use another"
+    ):
+        solve(4, steps, nanode.ReversibleHeun())
+
+
 @pytest.mark.parametrize(
     ("d", "steps", "stepper", "interval"),
     [
         (4, 10, nanode.Euler(), None),
+        (4, 2, nanode.ReversibleHeun(), (0.5, 0.75)),
         (4, 12, nanode.RK4(), None),
         (4, Aligned(10), nanode.RK4(), None),
         (4, 1, nanode.RK4(), (0.5, 0.75)),
         (10, 100, nanode.Coupled(nanode.Midpoint()), (1.0, 0.0)),
     ],
-    ids=["Euler", "divides", "aligned", "inside one bucket", "backward"],
+    ids=[
+        "Euler",
+        "carried inside one bucket",
+        "divides",
+        "aligned",
+        "inside one bucket",
+        "backward",
+    ],
 )
 def test_no_warning_where_none_is_due(d, steps, stepper, interval):
     with warnings.catch_warnings():

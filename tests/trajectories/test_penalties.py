@@ -295,3 +295,16 @@ def _left(penalty, basis, lam, t, weights, target):
     curvature, slope = torch.func.hessian(loss)(zero), torch.func.grad(loss)(zero)
     best = -torch.linalg.solve(curvature, slope)
     return float(weights @ (z @ best * target) / (weights @ target.square()))
+
+
+@pytest.mark.parametrize(
+    "rule", [nanode.coefficient_penalty, nanode.function_penalty, nanode.smoothness_penalty]
+)
+@pytest.mark.parametrize("inner", [nanode.Legendre(degree=2), nanode.Hypernetwork])
+def test_coefficients_that_are_weights_of_a_field_around_count_there(rule, inner):
+    layer = nn.Linear(2, 2)
+    motion = {"basis": inner} if isinstance(inner, nanode.Basis) else {"weights": inner}
+    block = nanode.ODEBlock(nanode.TimeVarying(layer, **motion), steps=2)
+    outer = nanode.TimeVarying(nn.Sequential(block), nanode.Chebyshev(2), start=nanode.Noisy(0.1))
+    assert torch.equal(rule(outer), rule(outer.trajectory))
+    assert rule(outer.trajectory).item() > 0

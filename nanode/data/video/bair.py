@@ -106,10 +106,16 @@ def open_split(folder: Path) -> list[Records]:
             f"unpack it with\n    tar -xf {ARCHIVE} -C {folder.parent.parent}\n"
             f"or {ANOTHER}."
         )
-    opened = []
+    opened, before = [], -1
     for first, last, path in sorted(found):
         if last < first:
             raise DataError(f"{path} is not usable: its name counts backwards. {REMEDY}")
+        if first <= before:
+            raise DataError(
+                f"{path} is not usable: it holds trajectory {first} by its name, and so does the "
+                f"file before it. {REMEDY}"
+            )
+        before = last
         records, promised = Records(path, PAYLOAD), last - first + 1
         if len(records) != promised:
             raise DataError(

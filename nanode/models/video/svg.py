@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nanode.models.video.recurrent import Gaussian, Latent, Predictor
 from nanode.models.video.vgg import Decoder, Encoder, widened
+from nanode.values import checked_count
 
 #: Whose skips a predicted frame is decoded with: ``original`` never refreshes them with the last
 #: conditioning frame, ``last`` does, ``every`` takes those of the frame before (``last_frame_skip``
@@ -75,6 +76,11 @@ class SVG(nn.Module):
         """
         self.check(frames, n_past, least=2)
         clips, times = frames.shape[:2]
+        if noise is not None and noise.shape != (clips, times - 1, self.latents):
+            raise ValueError(
+                f"noise must be (clips, times - 1, z) = ({clips}, {times - 1}, {self.latents}), "
+                f"got {tuple(noise.shape)}"
+            )
         features, skips = self.encoded(frames)
         h = features.unflatten(0, (times, clips)).transpose(0, 1)
         posterior, _ = self.posterior(h[:, 1:])
@@ -130,8 +136,7 @@ class SVG(nn.Module):
                 f"{expected}, got {tuple(frames.shape)}; make the model with the channels= and "
                 "size= of the data"
             )
-        if n_past < 1:
-            raise ValueError(f"n_past must be at least 1, got {n_past}")
+        checked_count("n_past", n_past)
         if frames.shape[1] < least:
             raise ValueError(f"expected at least {least} frames a clip, got {frames.shape[1]}")
 

@@ -84,7 +84,7 @@ class VideoConfig(Settings):
     calibration: int = 20
     """Training batches over which norm statistics are found anew at the end; 0 keeps the old."""
     test_clips: int = 200
-    """Test clips that the loss is measured on; their latents are drawn from one stream for all."""
+    """Test clips that the loss is measured on; their latents are the same in all runs."""
     evaluate_every: int = 600
     """Steps between two measurements of the loss on test clips."""
     point_every: int = 50

@@ -1,9 +1,11 @@
 """How well a trained model goes on with clips that it is given the first frames of."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,22 @@ class Task:
     norms: str
     seed: int
     autocast: Callable[[], AbstractContextManager[object]]
+
+    def batches(self, count: int, most: int) -> list[Tensor]:
+        """The indices of the first ``count`` clips, by what is generated together.
+
+        At most ``most``. With norms of the batch's own at least two, which may be more: the
+        features of one frame have no variance.
+        """
+        count = min(count, len(self.clips))
+        parts = math.ceil(count / most)
+        if self.norms == "batch":
+            if count < 2:
+                raise ValueError('norms = "batch" takes the statistics of several clips; take two')
+            parts = min(parts, count // 2)
+        ends = [most * n if self.norms == "stored" else count * n // parts for n in range(parts)]
+        indices = torch.arange(count)
+        return [indices[a:b] for a, b in pairwise([*ends, count])]
 
     def truth(self, indices: Tensor) -> Tensor:
         """True frames (N, length, C, H, W)."""
@@ -155,8 +173,9 @@ def evaluate_video(
     """PSNR and SSIM of a finished run against the horizon, best of ``samples`` by mean SSIM.
 
     ``n_past`` and ``length`` are by default the run's n_past and n_eval; ``norms``, ``seed``,
-    ``data``, ``split``, ``device`` and ``data_root`` as in ``open_task``. At most ``rows`` clips
-    are generated at a time; that changes no result with stored norm statistics. ``networks`` are
+    ``data``, ``split``, ``device`` and ``data_root`` as in ``open_task``. About ``rows``
+    predictions are made at a time, at least all samples of a clip; that changes no result with
+    stored norm statistics. ``networks`` are
     further metrics by name, such as FVD or LPIPS around networks of the user's own: each is called
     once with the predicted frames of the truth and of the first sample of every sequence.
     ``progress`` is called with how many clips are done, and of how many.
@@ -164,10 +183,11 @@ def evaluate_video(
     for name, value in (("sequences", sequences), ("samples", samples), ("rows", rows)):
         checked_count(name, value)
     opened = open_task(run_folder, **task)
-    count = min(sequences, len(opened.clips))
+    batches = opened.batches(sequences, max(1, rows // samples))
+    count = sum(map(len, batches))
     found: dict[str, list[Tensor]] = defaultdict(list)
     pairs: list[tuple[Tensor, Tensor]] = []
-    for indices in torch.arange(count).split(max(1, rows // samples)):
+    for indices in batches:
         truth = opened.truth(indices)
         future = truth[:, opened.n_past :]
         made = opened.generated(indices, truth, samples)[:, :, opened.n_past :]

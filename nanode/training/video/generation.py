@@ -42,17 +42,22 @@ def generate(
 def columns_of(task: Task, sequences: int, samples: int, shown: int) -> dict[str, Tensor]:
     """The clips of a film by column, (N, T, C, H, W) each on the CPU."""
     rows: dict[str, list[Tensor]] = {}
-    for index in torch.arange(min(sequences, len(task.clips))).split(1):
-        truth = task.truth(index)
-        made = task.generated(index, truth, samples)
+    # One at a time, to save memory, unless norms are to see all of them.
+    most = 1 if task.norms == "stored" else sequences
+    for indices in task.batches(sequences, most):
+        truth = task.truth(indices)
+        made = task.generated(indices, truth, samples)
         found, _ = best_samples(made[:, :, task.n_past :], truth[:, task.n_past :])
-        best = int(found)
-        others = [made[:, n] for n in range(samples) if n != best][:shown]
+        order = [[b, *(n for n in range(samples) if n != b)] for b in found.tolist()]
+        best, *others = (
+            torch.stack([clip[n] for clip, n in zip(made, column, strict=True)])
+            for column in zip(*order, strict=True)
+        )
         clips = {
             "truth": truth,
             "posterior": task.expected(truth, guided=True),
-            "best": made[:, best],
-        } | {f"sample {n + 1}": other for n, other in enumerate(others)}
+            "best": best,
+        } | {f"sample {n + 1}": other for n, other in enumerate(others[:shown])}
         for name, clip in clips.items():
             rows.setdefault(name, []).append(clip.cpu())
     return {name: torch.cat(parts) for name, parts in rows.items()}

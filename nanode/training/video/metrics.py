@@ -23,7 +23,11 @@ def psnr(made: Tensor, truth: Tensor) -> Tensor:
 
 
 def ssim(made: Tensor, truth: Tensor) -> Tensor:
-    """The structural similarity of each image: an 11×11 Gaussian window of σ = 1.5."""
+    """The structural similarity of each image: an 11×11 Gaussian window of σ = 1.5.
+
+    A mean over all pixels, with images mirrored at their borders. The public code of SVG and SRVP
+    takes the mean over windows that lie inside, which is less where borders are black.
+    """
     try:
         from torchmetrics.functional.image import structural_similarity_index_measure
     except ImportError as why:
@@ -44,7 +48,7 @@ def openstl_ssim(made: Tensor, truth: Tensor) -> Tensor:
     """The structural similarity of each image as OpenSTL's tables have it.
 
     That is scikit-image's default for floating-point images: a uniform 7×7 window, unbiased
-    variances and a data range of 2. For images in [0, 1] it is above ``ssim``.
+    variances, a data range of 2, and windows that lie inside the image only.
     """
     size, reach = 7, 2.0
     c1, c2 = (0.01 * reach) ** 2, (0.03 * reach) ** 2

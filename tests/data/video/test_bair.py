@@ -220,6 +220,13 @@ def test_a_name_that_does_not_fit_is_refused(root, name, message):
         load("bair", root=root)
 
 
+def test_a_trajectory_in_two_files_is_refused(root):
+    path = train_file(root)
+    shutil.copy(path, path.with_stem("traj_1_to_2"))
+    with pytest.raises(DataError, match=r"traj_1_to_2\.tfrecords is not usable: .* trajectory 1 "):
+        load("bair", root=root)
+
+
 def test_a_wrong_record_size_is_refused(root):
     train_file(root).write_bytes(frame(example(features_of(*clip(0, frames=12)))) * 2)
     with pytest.raises(DataError, match=r"traj_0_to_1\.tfrecords .*offset 0 .*wrong record size"):
@@ -230,7 +237,8 @@ def rewritten(root, change):
     """The training file with one record of the right size and other contents."""
     payload = change(features_of(*clip(0)))
     assert len(payload) == bair.PAYLOAD
-    path = train_file(root).with_name("traj_0_to_0.tfrecords")
+    path = train_file(root)
+    path = path.rename(path.with_stem("traj_0_to_0"))
     path.write_bytes(frame(payload))
     return open_split(path.parent)[0]
 

@@ -328,9 +328,17 @@ def test_what_flows_are_by_default(flow, steps, moves):
         ((2, 5, 3, 16, 16), 2, "channels="),
         ((5, 1, 16, 16), 2, "frames must be"),
         ((2, 1, 1, 16, 16), 1, "at least 2 frames a clip, got 1"),
-        ((2, 5, 1, 16, 16), 0, "n_past must be at least 1"),
+        ((2, 5, 1, 16, 16), 0, "n_past must be a whole number of at least 1"),
+        ((2, 5, 1, 16, 16), 1.5, "n_past must be a whole number of at least 1"),
     ],
 )
 def test_bad_frames(tiny, shape, n_past, message):
     with pytest.raises(ValueError, match=message):
         tiny()(torch.rand(shape, dtype=torch.float64), n_past)
+
+
+def test_noise_of_another_shape(tiny):
+    frames = torch.rand(2, 5, 1, 16, 16, dtype=torch.float64)
+    noise = torch.zeros(1, 1, tiny().latents, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"noise must be \(clips, times - 1, z\) = \(2, 4, "):
+        tiny()(frames, 2, noise)

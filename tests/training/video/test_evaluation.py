@@ -13,6 +13,7 @@ from nanode.training.video import (
     trivial_scores,
 )
 from nanode.training.video.evaluation import best_samples, norm_statistics, open_task
+from nanode.training.video.generation import columns_of
 from nanode.training.video.metrics import psnr, ssim
 from tests.training.video.conftest import squares
 
@@ -137,6 +138,28 @@ def test_norms_of_each_batch_leave_the_model_as_it_was(run):
     assert stored.psnr != batch.psnr
 
 
+@pytest.mark.parametrize(("sequences", "rows", "parts"), [(5, 2, [2, 3]), (4, 3, [2, 2])])
+def test_norms_of_each_batch_never_see_one_clip_alone(run, sequences, rows, parts):
+    told = []
+    options = {"samples": 1, "rows": rows, "norms": "batch"}
+    evaluate_video(run, sequences=sequences, progress=lambda *n: told.append(n[0]), **options)
+    assert told == [sum(parts[: i + 1]) for i in range(len(parts))]
+
+
+def test_films_by_norms_of_the_batch(run):
+    task = open_task(run, norms="batch")
+    columns = columns_of(task, sequences=3, samples=3, shown=2)
+    assert list(columns) == ["truth", "posterior", "best", "sample 1", "sample 2"]
+    # All clips are one batch, and each row is of its own clip.
+    truth = task.truth(torch.arange(3))
+    made = task.generated(torch.arange(3), truth, 3)
+    best, _ = best_samples(made[:, :, task.n_past :], truth[:, task.n_past :])
+    for i, b in enumerate(best.tolist()):
+        assert torch.equal(columns["best"][i], made[i, b])
+        others = [n for n in range(3) if n != b]
+        assert torch.equal(columns["sample 2"][i], made[i, others[1]])
+
+
 def test_networks_of_the_user_see_predicted_frames(run):
     seen = []
 
@@ -169,6 +192,7 @@ def test_the_best_sample_has_the_best_mean_similarity():
         ({"length": 3}, "length counts the given frames too .* above n_past = 3, got 3"),
         ({"n_past": 0}, "n_past must be"),
         ({"samples": 0}, "samples must be"),
+        ({"norms": "batch"}, "statistics of several clips"),
         ({"norms": "stord"}, "Did you mean 'stored'"),
         ({"split": "validation"}, "split must be one of train, test"),
     ],
