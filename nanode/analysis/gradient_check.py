@@ -176,5 +176,5 @@ def _norm(parts: Sequence[Tensor]) -> float:
 
 def _numbers(part: Tensor) -> Tensor:
     """A part's real numbers in a row."""
-    wide = in_double(part)
+    wide = in_double(part.to_dense())
     return (torch.view_as_real(wide) if wide.is_complex() else wide).flatten()

@@ -3,7 +3,7 @@
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -129,10 +129,10 @@ class _Storages(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = {_key(part) for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+        given = {_key(part) for part in _dense((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for part in tree_leaves(result):
-            if isinstance(part, Tensor) and _key(part) not in given | self._seen:
+        for part in _dense(result):
+            if _key(part) not in given | self._seen:
                 self._follow(part)
         return result
 
@@ -177,6 +177,21 @@ class _TableSpy:
             self._alive[key] = _size(table)
             weakref.finalize(storage, self._alive.pop, key, None)
         self.largest = max(self.largest, self.alive())
+
+
+def _dense(values: Any) -> Iterator[Tensor]:
+    """All tensors, sparse ones as those that they are made of."""
+    for part in tree_leaves(values):
+        if not isinstance(part, Tensor):
+            continue
+        if part.layout is torch.sparse_coo:
+            yield from (part._indices(), part._values())
+        elif part.layout in (torch.sparse_csr, torch.sparse_bsr):
+            yield from (part.crow_indices(), part.col_indices(), part.values())
+        elif part.layout in (torch.sparse_csc, torch.sparse_bsc):
+            yield from (part.ccol_indices(), part.row_indices(), part.values())
+        else:
+            yield part
 
 
 def _key(tensor: Tensor) -> int:

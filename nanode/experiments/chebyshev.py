@@ -31,6 +31,11 @@ class FigureChebyshev:
         return [image, numbers, page]
 
 
+def _condition(value: float) -> str:
+    """Beyond this, digits are rounding's, and others on another machine."""
+    return f"{value:.3g}" if value <= 1e13 else "> 1e13"
+
+
 def _parts(found: ChebyshevFigure) -> list[str]:
     rows = [
         [
@@ -38,8 +43,8 @@ def _parts(found: ChebyshevFigure) -> list[str]:
             f"{weights.swing:.2f}",
             f"{float(weights.condition.median()):.0f}",
             f"{weights.worst:.0f}",
-            f"{found.conditions[name][found.functions.index(5)]:.3g}",
-            f"{found.conditions[name][-1]:.3g}",
+            _condition(found.conditions[name][found.functions.index(5)]),
+            _condition(found.conditions[name][-1]),
         ]
         for name, weights in found.by_basis.items()
     ]

@@ -29,7 +29,7 @@ EPOCHS = 4
 #: than at the shared one, which is tried for the ends of the range.
 RATE = 0.4
 ENDS = (ORDERS[0], ORDERS[-1])
-#: Evaluations of f. With as many as its scale, a network takes whole steps.
+#: Evaluations of f, and the scale with which their steps are whole.
 DEPTH = 100
 
 
@@ -61,10 +61,10 @@ class OrderTrain:
             f"How well K = {DEPTH} evaluations fit the training images of {TITLES[options.main]} "
             f"after {EPOCHS} epochs without augmentation or label smoothing: final weights in eval "
             "mode on the images trained on. Seed 0. With one learning rate for all orders, higher "
-            "ones take larger steps as well, so that two rates are shown. T-NANODE's steps are "
-            "of length 0.01, as in the paper, the ResNet's of length 1. At that scale, shown last, "
-            "T-NANODE with weights that don't move is the ResNet. One run each: what seeds vary by "
-            "isn't known.",
+            "ones take larger steps as well, so that two rates are shown. T-NANODE's steps are of "
+            "length 0.01, as in the paper, the ResNet's of length 1. With scale 100, shown last, "
+            "T-NANODE's are of length 1 too; if its weights didn't move it would be the ResNet. "
+            "One run each: what seeds vary by isn't known.",
             standing(list(runs.values()), root, options),
             "![training-set fit by order](figure-order-train.png)",
             table(["model", "setting", *(name for name, _ in FITS.values()), "run"], rows),

@@ -69,11 +69,12 @@ class OrderTest:
         intro = (
             f"Test accuracy on {TITLES[options.main]} at K = 10, by the recipe of Table 1, "
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "
-            "T-NANODE ahead of B-NANODE for every order below the number of steps. Of one order T "
-            "has more to learn: 2d + 1 coefficients a weight, where B has d; and at one learning "
-            "rate it takes longer steps, the more so the higher the order, which the second panel "
-            f"makes up for at order 10 only. {WORDS} s is "
-            "that of Table 1's column, or of its first where a column has single seeds only."
+            "T-NANODE ahead of B-NANODE for every order below the number of steps, and in its "
+            "Table 1 also for order 10. Of one order T has more to learn: 2d + 1 coefficients a "
+            "weight, where B has d; and at one learning rate it takes longer steps, the more so "
+            "the higher the order, which the second panel makes up for at order 10 only. "
+            f"{WORDS} s is that of Table 1's column, or of its first where a column has single "
+            "seeds only."
         )
         open_rows = any(undecided(base, options, root) for base in BASES)
         still = standing(self.plan(options, root), root, options, open_rows)

@@ -1,8 +1,9 @@
 """The interface of a field: the right-hand side of dx/dt = f(t, x), its weights apart."""
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -91,11 +92,11 @@ class ConstantField(Field):
 
     def weights(self, stages: Stages) -> Weights:
         """The module's parameters, as they are."""
-        return Weights(moving={}, constant=self._lender.constant())
+        return Weights(moving={}, constant=self._lender.constant(self.module))
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """The module's parameters, as they are."""
-        return self._lender.constant()
+        return self._lender.constant(self.module)
 
 
 class Autonomous(ConstantField):
@@ -129,12 +130,18 @@ class Callback(ConstantField):
     def __init__(self, function: Callable[..., Any]) -> None:
         module = function if isinstance(function, nn.Module) else _Function(function)
         super().__init__(module)
+        if module is function:
+            warn_of_jumps(module.modules(), type(module).__name__)
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The callable at (t, x), t a tensor as torchdiffeq gives it."""
-        t = stage.time if isinstance(stage.time, Tensor) else time_for(x, stage.time)
         with self._lender.lend(weights, stage):
-            return self.module(t, x, *conditioning)
+            return self.module(time_of(stage, x), x, *conditioning)
+
+
+def time_of(stage: Stage, x: Any) -> Tensor:
+    """The time of an evaluation as a tensor."""
+    return stage.time if isinstance(stage.time, Tensor) else time_for(x, stage.time)
 
 
 def time_for(x: Any, t: float) -> Tensor:
@@ -162,7 +169,9 @@ class _Function(nn.Module):
         if traced():
             return self.function(*inputs)
         if self not in _NORMS:
-            _NORMS[self] = [part for part in _reached(self.function) if _tracks(part)]
+            reached = list(_reached(self.function))
+            _NORMS[self] = [part for part in reached if _tracks(part)]
+            warn_of_jumps(reached, "the function")
         norms = [norm for norm in _NORMS[self] if norm.training]
         before = [norm.num_batches_tracked._version for norm in norms]
         value = self.function(*inputs)
@@ -228,17 +237,41 @@ def as_field(field: Any) -> Field:
 
 
 def _check_takes_time(module: nn.Module) -> None:
-    try:
-        signature = inspect.signature(module.forward)
-    except (TypeError, ValueError):  # scripted code has none
-        return
-    try:
-        signature.bind_partial(0.0, None)  # conditioning may follow
-    except TypeError:
+    if not takes_two(module):
         raise ValueError(
             f"a field is called as f(t, x), and {type(module).__name__} takes x alone; use "
             "nanode.Autonomous(module), or nanode.TimeVarying(module, basis) for weights that move"
-        ) from None
+        )
+
+
+def takes_two(module: nn.Module) -> bool:
+    """Whether a module can be called as m(t, x)."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # scripted code has none
+        return True
+    try:
+        signature.bind_partial(0.0, None)  # conditioning may follow
+    except TypeError:
+        return False
+    return True
+
+
+def warn_of_jumps(parts: Iterable[nn.Module], name: str) -> None:
+    """Warn of fields in a user's own f(t, x) whose jumps a solver won't know."""
+    parts = list(parts)
+    # Those of a block (which can't be named here) are solved by it.
+    solved = [part.field for part in parts if hasattr(part, "field") and hasattr(part, "solver")]
+    for part in parts:
+        if isinstance(part, Field) and part.jumps and part not in solved:
+            warnings.warn(
+                f"{name} calls a {type(part).__name__} whose weights jump at t = "
+                f"{part.jumps[0]:.4g}: a solver doesn't know of these jumps, and falls back to "
+                "order 1. Make your own module the one whose weights move: "
+                "nanode.TimeVarying(module, basis, takes_time=True)",
+                stacklevel=3,
+            )
+            return
 
 
 def check_module(kind: str, module: Any) -> None:

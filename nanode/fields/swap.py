@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from nanode.fields.walk import parts_of
 from nanode.stages import Stage
 from nanode.tracing import traced
 
@@ -98,7 +99,7 @@ def taken(turns: Sequence[Turn]) -> Iterator[None]:
 
 def turns_of(field: nn.Module) -> list[Turn]:
     """Those of all that lend weights in a field, or to a part of it from outside."""
-    parts = list(field.modules())
+    parts = parts_of(field)
     lenders = (getattr(part, "_lender", None) for part in parts)
     inside = {t for lender in lenders if isinstance(lender, Lender) for t in lender.turns}
     return in_order(inside | {part.__dict__["_turn"] for part in parts if "_turn" in part.__dict__})
@@ -131,6 +132,7 @@ class Lender:
 
     def __init__(self, module: nn.Module, moving: Sequence[str]) -> None:
         self.moving = frozenset(moving)
+        self.module = module
         #: Where weights live; the first name of each, and its own.
         self.places: list[tuple[nn.Module, str, str, str]] = []
         canonical: dict[int, str] = {}
@@ -143,24 +145,46 @@ class Lender:
             if name in moving:
                 owner._parameters[leaf] = None
                 owner._lent = True  # type: ignore[assignment]
+        #: How their owners are reached: who has whom, by what name.
+        self._links = list(_links({own for *_, own in self.places}, module))
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
         # Whoever lends to the same module waits for the same turn.
         new = Turn(1 + max((turn.rank for turn in turns_of(module)), default=0))
         owners = [*(owner for owner, *_ in self.places), *self.aware]
         self.turns = in_order({owner.__dict__.setdefault("_turn", new) for owner in owners})
 
-    def constant(self) -> dict[str, Tensor]:
-        """The weights that stay in the module; never those lent to another thread's call."""
+    def constant(self, module: nn.Module) -> dict[str, Tensor]:
+        """The weights that stay in the field's module; never those lent to another thread's call.
+
+        Raises where it isn't the module that it was: layers put in later would not be moved.
+        """
         found: dict[str, Tensor] = {}
         with self._taken():
+            if not traced():
+                self._check_owners(module)
             for owner, leaf, name, own in self.places:
                 if name not in self.moving:
                     value = getattr(owner, leaf, None)
                     if value is None:
-                        raise _changed(own)
+                        raise changed(own)
                     if found.setdefault(name, value) is not value:
                         found[own] = value  # shared at first, and no more
+                elif isinstance(owner._parameters.get(leaf), nn.Parameter):
+                    raise RuntimeError(
+                        f"{own} was given to the module after it was wrapped, where its value at "
+                        "each time comes from the field's trajectory; set it before the module is "
+                        "wrapped, or set the trajectory's coefficients"
+                    )
         return found
+
+    def _check_owners(self, module: nn.Module) -> None:
+        """Whoever has a weight must still be in the module; wrapped by another part, perhaps."""
+        if module is self.module and all(a._modules.get(name) is b for a, name, b in self._links):
+            return
+        there = {*parts_of(module)}
+        for owner, _, _, own in self.places:
+            if owner not in there:
+                raise changed(own)
 
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
@@ -181,7 +205,7 @@ class Lender:
         ]  # all there, before any is put
         for owner, leaf, _, own in self.places:
             if leaf not in owner._parameters:
-                raise _changed(own)
+                raise changed(own)
         before = [
             put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
         ]
@@ -221,7 +245,21 @@ def _uncached() -> Iterator[None]:
         parametrize._cache = cached
 
 
-def _changed(name: str) -> RuntimeError:
+def _links(names: Iterable[str], module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    seen = set()
+    for name in names:
+        *path, _ = name.split(".")
+        owner = module
+        for step in path:
+            part = owner.get_submodule(step)
+            if (owner, step) not in seen:
+                seen.add((owner, step))
+                yield owner, step, part
+            owner = part
+
+
+def changed(name: str) -> RuntimeError:
+    """What to say of a weight whose place in the module isn't what it was."""
     return RuntimeError(
         f"{name} is no parameter of the field's module any more; prune, reparametrise or replace "
         "layers before the module is wrapped, or wrap it again"

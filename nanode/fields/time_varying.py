@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
-from nanode.fields.field import Field, Weights, check_module, check_norms
+from nanode.fields.field import Field, Weights, check_module, check_norms, takes_two, time_of
 from nanode.fields.swap import Lender, alone, refuse_lent
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import (
@@ -50,6 +50,7 @@ class TimeVarying(Field):
         orthogonal: keeps moving matrices and kernels orthogonal by a form such as
             ``nanode.Householder()``: all of them, or some, by name as in ``overrides`` (None
             leaves some out). What has one axis (biases, most parameters of norms) moves as without.
+        takes_time: calls the module as m(t, x), for an f that depends on t besides its weights.
 
     With a constant basis this is ``Autonomous(module)``.
 
@@ -77,9 +78,16 @@ class TimeVarying(Field):
         weights: TrajectoryFactory | None = None,
         overrides: Mapping[str, Motion] | None = None,
         orthogonal: Form | Mapping[str, Form | None] | None = None,
+        takes_time: bool = False,
     ) -> None:
         super().__init__()
         check_module("TimeVarying", module)
+        if takes_time and not takes_two(module):
+            raise ValueError(
+                f"with takes_time=True the module is called as m(t, x), and "
+                f"{type(module).__name__} takes x alone"
+            )
+        self.takes_time = takes_time
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")
         if basis is not None and not isinstance(basis, Basis):
@@ -139,18 +147,20 @@ class TimeVarying(Field):
     def weights(self, stages: Stages) -> Weights:
         """One table per moving weight, and the constant ones as they are."""
         with alone(self):  # another thread may have put other coefficients in
-            return Weights(self.trajectory.table(stages), self._lender.constant())
+            constant = self._lender.constant(self.module)
+            return Weights(self.trajectory.table(stages), constant)
 
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """Every weight at time t."""
         with alone(self):
             moving: Named = self.trajectory(t, side)
-            return moving | self._lender.constant()
+            return moving | self._lender.constant(self.module)
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The module at x, with these weights."""
+        inputs = (time_of(stage, x), x) if self.takes_time else (x,)
         with self._lender.lend(weights, stage):
-            return self.module(x, *conditioning)
+            return self.module(*inputs, *conditioning)
 
 
 def _refuse_uninitialised(parameters: Mapping[str, Tensor]) -> None:
@@ -203,7 +213,9 @@ def _hits(what: str, pattern: str, names: Mapping[str, str]) -> list[str]:
     hits = [
         first
         for name, first in names.items()
-        if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+        if fnmatchcase(name, pattern)
+        or fnmatchcase(name, f"{pattern}.*")
+        or name.startswith(f"{pattern}.")  # brackets mean themselves there
     ]
     if not hits:
         raise ValueError(

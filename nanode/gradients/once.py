@@ -30,9 +30,15 @@ def once(backward: Backward) -> Backward:
     return wrapped
 
 
+def transformed() -> bool:
+    """Whether one of torch.func's transforms is at work."""
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
+
+
 def refuse_transforms(method: str, instead: str = "gradient=nanode.Backprop()") -> None:
     """Raise under vmap, jvp and the like, which can't look into a node of ours."""
-    if torch._C._are_functorch_transforms_active():
+    if transformed():
         raise RuntimeError(
             f"torch.func's transforms (vmap, grad, jvp, …) can't look into a solve with {method}; "
             f"use {instead}"

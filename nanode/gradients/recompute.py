@@ -20,7 +20,7 @@ from nanode.fields.swap import alone, uncached, with_parameters
 from nanode.gradients.backprop import Backprop
 from nanode.gradients.gradient import Gradient
 from nanode.gradients.ledger import ForwardRows, Ledger
-from nanode.gradients.once import once, refuse_transforms
+from nanode.gradients.once import once, refuse_transforms, transformed
 from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import Plan, Problem, own_parameters
 from nanode.gradients.randomness import as_drawn, equal_states, random_state
@@ -49,8 +49,9 @@ class Recomputing(Gradient):
 
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
-        if written_out() or (traced() and not torch.is_grad_enabled()):
-            return Backprop().solve(problem, x)  # a plain loop can be traced
+        looked_into = traced() or transformed()
+        if written_out() or (looked_into and not torch.is_grad_enabled()):
+            return Backprop().solve(problem, x)  # a plain loop, which they can look into
         if not traced():
             return self._recorded(problem, x)
         recorded: list[State] = torch.compiler.disable(self._recorded)(problem, x)

@@ -45,7 +45,7 @@ class Snapshot:
 
 def modes(field: Field) -> list[bool]:
     """Of every module in the field, whether it is in training mode."""
-    return [part.training for part in field.modules()]
+    return [part.training for part in parts_of(field)]
 
 
 def _made(field: Field) -> tuple[Any, ...]:
@@ -60,7 +60,8 @@ def buffers(field: Field) -> Buffers:
         f"{path}.{name}": (buffer, version(buffer) + _updates(part))
         for path, part in field.named_modules()
         if not (isinstance(part, BatchNorm) and part.training)
-        for name, buffer in part.named_buffers(recurse=False)
+        for name, buffer in part._buffers.items()
+        if buffer is not None
     }
 
 

@@ -121,7 +121,8 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
         "## Which of the paper's claims held\n\n"
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
         f"the order was reversed). {WORDS} A column without several seeds takes the s of the first "
-        "that has them. “No lead found”, of what should bring none: it is within the spread."
+        "that has them. “No lead found”, of what should bring none: it is within the spread; where "
+        "it isn't, a negative number says that the other is ahead of Auto."
     ]
     for data in sets:
         shown = [

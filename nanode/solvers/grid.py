@@ -1,10 +1,11 @@
 """Time grids: where the steps lie, in exact fractions."""
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from math import ceil, isfinite
 
@@ -26,13 +27,7 @@ class Grid:
     slack: float = 0.0
 
     def __post_init__(self) -> None:
-        rising = [a < b for a, b in pairwise(self.points)]
-        equal = any(a == b for a, b in pairwise(self.points))
-        if len(self.points) < 2 or equal or len(set(rising)) != 1:
-            raise ValueError(
-                "a grid needs at least two times, strictly rising or strictly falling, got "
-                f"{[float(point) for point in self.points]}"
-            )
+        _check_order(self.points)
         if self.slack:
             narrowest = min(abs(float(b - a)) for a, b in pairwise(self.points))
             object.__setattr__(self, "slack", min(self.slack, narrowest / 8))
@@ -48,11 +43,18 @@ class Grid:
 
     def nearest(self, t: float) -> int:
         """The point nearest to t."""
-        sign = 1 if self.points[0] < self.points[-1] else -1
-        exact = Fraction(t)
-        after = bisect_left(self.points, sign * exact, key=lambda point: sign * point)
-        around = range(max(0, after - 1), min(len(self.points), after + 1))
+        exact, rising = Fraction(t), self._rising
+        key = t if self.points[0] < self.points[-1] else -t
+        # All that may be nearest by their rounded values; exact fractions are slow to compare.
+        first, last = bisect_left(rising, key) - 1, bisect_right(rising, key)
+        around = range(max(0, first), min(len(rising), last + 1))
         return min(around, key=lambda k: abs(self.points[k] - exact))
+
+    @cached_property
+    def _rising(self) -> list[float]:
+        """The points, rounded; negative where they fall."""
+        sign = 1 if self.points[0] < self.points[-1] else -1
+        return [sign * float(point) for point in self.points]
 
     def holds(self, t: float, slack: float = 0.0) -> bool:
         """Whether t is one of the points, up to rounding."""
@@ -123,7 +125,7 @@ class Given(Schedule):
         object.__setattr__(self, "times", as_numbers(times))
         if not all(isfinite(t) for t in self.times):
             raise ValueError(f"times must be finite, got {list(self.times)}")
-        Grid(tuple(Fraction(t) for t in self.times))
+        _check_order(self.times)
 
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
         """The given times; at the ends, those of the solve that they are rounded from."""
@@ -165,6 +167,16 @@ class Aligned(Schedule):
             low, high = Fraction(a), Fraction(b)
             points += [low + (high - low) * k / count for k in range(1, count + 1)]
         return Grid(tuple(points), slack)
+
+
+def _check_order(points: Sequence[Fraction | float]) -> None:
+    rising = [a < b for a, b in pairwise(points)]
+    equal = any(a == b for a, b in pairwise(points))
+    if len(points) < 2 or equal or len(set(rising)) != 1:
+        raise ValueError(
+            "a grid needs at least two times, strictly rising or strictly falling, got "
+            f"{[float(point) for point in points]}"
+        )
 
 
 def as_numbers(times: Sequence[float] | Tensor) -> tuple[float, ...]:

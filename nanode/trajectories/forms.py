@@ -164,10 +164,9 @@ class Skew(Form):
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """Half the weight."""
         if weight.shape[-1] != weight.shape[-2]:
-            m, n = weight.shape
             raise ValueError(
-                f"a skew-symmetric matrix is square, and this one is {m}×{n}; name the square "
-                "weights, orthogonal={name: nanode.Skew()}, or use nanode.Householder()"
+                "a skew-symmetric matrix is square, and this one is not; name the square weights, "
+                "orthogonal={name: nanode.Skew()}, or use nanode.Householder()"
             )
         return exact(weight) / 2, None
 

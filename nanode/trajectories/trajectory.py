@@ -83,6 +83,10 @@ class Tree(nn.Module):
             branch, _, leaf = path.rpartition(".")
             yield path, getattr(self.get_submodule(branch), leaf)
 
+    def __getitem__(self, path: str) -> Tensor:
+        """The tensor of a path."""
+        return dict(iter(self))[path]
+
     def __repr__(self) -> str:
         """Each path and shape on a line: the branches are bare modules, which print nothing."""
         shapes = {path: getattr(tensor, "shape", None) for path, tensor in self}

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from nanode.block import ODEBlock, augmented
 from nanode.fields import Autonomous, BatchNorm, Callback, Field, Gated, TimeVarying
 from nanode.fields.field import Weights, time_for
 from nanode.fields.gated import mixed
-from nanode.fields.swap import StageAware, put
+from nanode.fields.swap import StageAware, changed, put
 from nanode.fields.walk import replaced
 from nanode.gradients import Backprop, Plan
 from nanode.integrate import solve
@@ -115,10 +116,10 @@ def _evaluation(field: Field, weights: Named, stage: Stage, shared: Mapping[int,
         pairs = zip(field.members(), field.split(weights), strict=True)
         members = [_evaluation(member, own, stage, shared) for member, own in pairs]
         return Mixture(members, torch.sigmoid(weights["logits"]))
-    if type(field).evaluate in (TimeVarying.evaluate, Autonomous.evaluate):
-        return _filled(field, weights, stage, shared)
-    if type(field).evaluate is Callback.evaluate:
-        return AtTime(_filled(field, weights, stage, shared), float(stage.time))
+    if type(field).evaluate in (TimeVarying.evaluate, Autonomous.evaluate, Callback.evaluate):
+        module = _filled(field, weights, stage, shared)
+        timed = isinstance(field, Callback) or getattr(field, "takes_time", False)
+        return AtTime(module, float(stage.time)) if timed else module
     raise ValueError(
         f"{type(field).__name__} evaluates in a way of its own, which can't be written out as "
         "modules"
@@ -135,9 +136,15 @@ def _filled(field: Any, weights: Named, stage: Stage, shared: Mapping[int, Any])
             path, _, leaf = own.rpartition(".")
             new = made.setdefault(name, nn.Parameter(w.detach().clone(), w.requires_grad))
             owner = module.get_submodule(path)
+            if leaf not in owner._parameters:  # wrapped by another layer meanwhile
+                raise changed(own)
             put(owner, leaf, new)
             owner.__dict__.pop("_lent", None)
     for part in module.modules():
+        if parametrize.is_parametrized(part):
+            # Copies share their class, which removing parametrisations changes.
+            kind = type(part)
+            part.__class__ = type(kind.__name__, kind.__bases__, dict(kind.__dict__))
         if isinstance(part, StageAware):
             part.stage = stage  # for good
     return replaced(module, (BatchNorm,), lambda norm: _plain_norm(norm, stage))

@@ -48,6 +48,15 @@ def test_drift_is_what_undoing_amplifies():
     assert 100 < drift[0.9] / drift[0.99] < 1e6
 
 
+def test_drift_is_relative_to_the_state():
+    """Of a linear field, by a power of two: both solves round alike."""
+    field = nanode.Autonomous(nn.Linear(3, 3, bias=False).double())
+    linear = nanode.ODEBlock(field, 10, nanode.Leapfrog())
+    drift = nanode.reversal_drift(linear, X)
+    assert drift > 0
+    assert nanode.reversal_drift(linear, 1024 * X) == pytest.approx(drift)
+
+
 def test_drift_is_that_of_a_solver_changed_later():
     changed = block(nanode.Euler())
     changed.solver = nanode.Leapfrog()
@@ -159,3 +168,27 @@ def test_complex_states_and_weights():
     report = nanode.check_gradients(nanode.ODEBlock(field, 8, nanode.Euler()), x)
     assert report.worst("Checkpointed") < 1e-14
     assert 0.01 < report.worst("Backsolve") < 1
+
+
+class Graph(nn.Module):
+    """Neighbours' features, by a sparse matrix of who is whose."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, near):
+        return torch.tanh(near @ self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_sparse_conditioning(layout):
+    near = torch.eye(3).roll(1, 0)
+    block = nanode.ODEBlock(nanode.TimeVarying(Graph(), nanode.Legendre(1)), 4)
+    x, sparse = torch.randn(3, 4), near.to_sparse(layout=layout)
+    report = nanode.check_gradients(block, x, sparse)
+    assert {row.name for row in report.rows} >= {"x", "conditioning"}
+    assert report.worst("Checkpointed") < 1e-6
+    held = [nanode.measure_memory(block, x, given).held for given in (sparse, near)]
+    assert held[0] == held[1] > 0

@@ -38,6 +38,7 @@ LEGENDRE = dict.fromkeys(dict(three().named_parameters()), 4)
         ({"1.0": nanode.Bucketed(2)}, {"1.0.weight": 2, "1.0.bias": 2}),
         ({"*.bias": nanode.Bucketed(2)}, {"0.bias": 2, "1.0.bias": 2, "1.1.bias": 2}),
         ({"1.?.bias": nanode.Bucketed(2)}, {"1.0.bias": 2, "1.1.bias": 2}),
+        ({"?.0": nanode.Bucketed(2)}, {"1.0.weight": 2, "1.0.bias": 2}),
         ({"0.weight": None}, {"0.weight": None}),
         ({"1.*": None, "1.1": nanode.Bucketed(3)}, {"1.0.weight": None, "1.0.bias": None,
                                                    "1.1.weight": 3, "1.1.bias": 3}),

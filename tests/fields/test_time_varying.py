@@ -68,8 +68,9 @@ def test_torch_s_cache_of_parametrised_weights_is_not_asked():
         lambda m: prune.l1_unstructured(m[0], "weight", 0.5),
         lambda m: nn.utils.parametrizations.weight_norm(m[0]),
         lambda m: setattr(m[0], "weight", None),
+        lambda m: m.__setitem__(0, nn.Linear(3, 3)),
     ],
-    ids=["pruned", "parametrised", "removed"],
+    ids=["pruned", "parametrised", "removed", "replaced"],
 )
 def test_a_module_changed_after_it_was_wrapped_is_named(wrap, change):
     module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
@@ -79,6 +80,38 @@ def test_a_module_changed_after_it_was_wrapped_is_named(wrap, change):
     change(module)
     with pytest.raises(RuntimeError, match=r"0\.weight is no parameter .* or wrap it again"):
         block(x)
+
+
+def test_another_module_in_its_place_is_named():
+    field = nanode.TimeVarying(nn.Linear(3, 3), nanode.Legendre(1))
+    field.module = nn.Linear(3, 3)
+    with pytest.raises(RuntimeError, match=r"weight is no parameter .* or wrap it again"):
+        nanode.materialise(nanode.ODEBlock(field, 2))
+
+
+def test_a_weight_given_to_the_module_afterwards_is_named():
+    field = nanode.TimeVarying(nn.Sequential(nn.Linear(3, 3)), nanode.Legendre(1))
+    field.module[0].weight = nn.Parameter(torch.zeros(3, 3))
+    with pytest.raises(RuntimeError, match=r"0\.weight was given to the module after it was wrap"):
+        field(0.5, torch.randn(2, 3))
+
+
+def test_a_layer_may_be_wrapped_by_another_that_has_it():
+    class Adapted(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer, self.extra = layer, nn.Linear(3, 3, bias=False)
+
+        def forward(self, x):
+            return self.layer(x) + self.extra(x)
+
+    field = nanode.TimeVarying(nn.Sequential(nn.Linear(3, 3)), nanode.Legendre(1))
+    x = torch.randn(2, 3)
+    before = field(0.5, x)
+    field.module[0] = Adapted(field.module[0])
+    assert torch.allclose(field(0.5, x), before + field.module[0].extra(x))
+    with pytest.raises(RuntimeError, match=r"0\.weight is no parameter"):
+        nanode.materialise(nanode.ODEBlock(field, 2))
 
 
 def test_a_constant_basis_has_the_gradients_of_the_module(kind):

@@ -317,6 +317,15 @@ def test_double_backward_is_backprops():
 
 
 @pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_without_gradients_samples_may_be_mapped_over(gradient, solver):
+    block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
+    x = inputs()[0].detach()
+    with torch.no_grad():
+        one_by_one = torch.stack([block(sample) for sample in x])
+        assert torch.allclose(torch.func.vmap(block)(x), one_by_one, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
 def test_transforms_are_refused_by_recomputing_methods(gradient, solver):
     block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
     x = inputs()[0].detach()

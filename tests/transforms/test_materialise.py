@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import nanode
 
@@ -50,6 +50,7 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+@pytest.mark.filterwarnings("ignore:the weights jump")  # slopes that are carried over
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 @pytest.mark.parametrize("kind", FIELDS)
 def test_it_computes_what_the_block_does(kind, solver):
@@ -179,3 +180,13 @@ def test_refuses():
 
     with pytest.raises(ValueError, match="Own evaluates in a way of its own"):
         nanode.materialise(nanode.ODEBlock(Own(nn.Linear(2, 2), nanode.Legendre(1)), 2))
+
+
+def test_parametrisations_are_removed_from_one_evaluation_alone():
+    layer = parametrizations.weight_norm(nn.Linear(3, 3))
+    field = nanode.TimeVarying(nn.Sequential(layer), nanode.Legendre(2), start=nanode.Noisy(0.1))
+    block = nanode.ODEBlock(field, steps=3)
+    plain, x = nanode.materialise(block), torch.randn(2, 3)
+    for evaluation in plain.evaluations:
+        parametrize.remove_parametrizations(evaluation[0], "weight")
+        assert torch.allclose(plain(x), block(x), atol=1e-6)

@@ -1,0 +1,103 @@
+"""Modules that are called with the time, and fields inside functions of the user's own."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+
+DOUBLE = torch.float64
+JUMPS = nanode.Bucketed(4)
+
+
+class Driven(nn.Module):
+    """A layer, and a force that is a function of time."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2).double()
+
+    def forward(self, t, x, force=1.0):
+        return self.layer(x).tanh() + force * torch.cos(2 * t)
+
+
+class Nested(nn.Module):
+    """The same with a field inside."""
+
+    def __init__(self, basis):
+        super().__init__()
+        self.inner = nanode.TimeVarying(nn.Linear(2, 2).double(), basis, start=nanode.Noisy(0.5))
+
+    def forward(self, t, x):
+        return self.inner(t, x).tanh()
+
+
+def driven(basis=JUMPS):
+    return nanode.TimeVarying(Driven(), basis, start=nanode.Noisy(0.5), takes_time=True)
+
+
+def test_the_time_reaches_the_module_beside_moving_weights():
+    field, x, t = driven(nanode.Legendre(2)), torch.randn(3, 2, dtype=DOUBLE), 0.3
+    weights = field.weights_at(t)
+    by_hand = torch.tanh(x @ weights["layer.weight"].T + weights["layer.bias"])
+    assert torch.allclose(field(t, x, 2.0), by_hand + 2 * math.cos(2 * t))
+
+
+@pytest.mark.parametrize("gradient", [nanode.Checkpointed(), nanode.Backsolve()], ids=repr)
+def test_gradients(gradient):
+    found = []
+    for method in (gradient, nanode.Backprop()):
+        torch.manual_seed(0)
+        field, x = driven(), torch.ones(1, 2, dtype=DOUBLE)
+        end = nanode.odeint(field, x, steps=400, solver=nanode.RK4(), gradient=method)
+        found.append(torch.autograd.grad(end.sum(), list(field.parameters())))
+    for got, expected in zip(*found, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_order_survives_jumps():
+    torch.manual_seed(0)
+    field, x = driven(), torch.ones(1, 2, dtype=DOUBLE)
+    fine = nanode.odeint(field, x, steps=1024, solver=nanode.RK4())
+    coarse, half = (nanode.odeint(field, x, steps=k, solver=nanode.RK4()) for k in (8, 16))
+    assert 3.5 < math.log2(float((coarse - fine).norm() / (half - fine).norm())) < 4.5
+
+
+def test_written_out():
+    block = nanode.ODEBlock(driven(), steps=4, solver=nanode.Heun())
+    x = torch.randn(3, 2, dtype=DOUBLE)
+    assert torch.equal(nanode.materialise(block)(x), block(x))
+
+
+def test_a_module_of_x_alone_is_refused():
+    with pytest.raises(ValueError, match=r"called as m\(t, x\), and Linear takes x alone"):
+        nanode.TimeVarying(nn.Linear(2, 2), JUMPS, takes_time=True)
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_jumps_inside_a_function_of_ones_own_warn(kind):
+    nested, x = Nested(JUMPS), torch.ones(1, 2, dtype=DOUBLE)
+    f = nested if kind == "module" else lambda t, x: nested.inner(t, x).tanh()
+    with pytest.warns(UserWarning, match=r"jump at t = 0\.25.*takes_time=True"):
+        nanode.odeint(f, x, steps=4)
+
+
+def test_no_warning_where_there_are_no_jumps_or_a_block_knows_them():
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = nanode.ODEBlock(nanode.TimeVarying(nn.Linear(2, 2).double(), JUMPS), 4)
+
+        def forward(self, t, x):
+            return self.block(x)
+
+    x = torch.ones(1, 2, dtype=DOUBLE)
+    around = Around()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nanode.odeint(Nested(nanode.Legendre(2)), x, steps=4)
+        nanode.odeint(around, x, steps=2)
+        nanode.odeint(lambda t, x: around.block(x), x, steps=2)
