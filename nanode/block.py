@@ -180,8 +180,13 @@ class ODEBlock(nn.Module):
         super().__setstate__(state)
         self._prepare()  # copies of stages start without
 
-    def forward(self, x: Any, *conditioning: Any) -> Any:
-        """The state at the end of the interval, or at the times of ``at``."""
+    def forward(self, x: Any, *conditioning: Any, **named: Any) -> Any:
+        """The state at the end of the interval, or at the times of ``at``.
+
+        Further inputs of the field's module may be given by name.
+        """
+        if named:
+            conditioning = self.field.placed(x, conditioning, named)
         x = augmented(x, self.augment, self.augment_axis)
         plan = self.plan()
         if plan is None:

@@ -1,5 +1,9 @@
-"""Ctrl-C and SIGTERM: a request to a run, the end of anything else, and never inside an import."""
+"""What ends a program from outside: Ctrl-C and SIGTERM, and a pipe that nobody reads.
 
+A signal is a request to a run, the end of anything else, and never comes inside an import.
+"""
+
+import os
 import signal
 import sys
 import threading
@@ -53,6 +57,13 @@ def raised() -> Iterator[None]:
     """Either signal is a KeyboardInterrupt while this lasts."""
     with _handled(signal.default_int_handler):
         yield
+
+
+def unread() -> int:
+    """The exit status where nobody reads what is printed, as behind ``| head``."""
+    with suppress(OSError, ValueError):  # else Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # as of what SIGPIPE ends
 
 
 @contextmanager

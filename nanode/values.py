@@ -28,6 +28,14 @@ def nearest(value: object, known: Iterable[str]) -> str:
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
+def finite(value: Any) -> bool:
+    """Whether a number is finite also as a float, which ten to the 400 isn't."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def check_number(
     name: str,
     value: Any,
@@ -39,7 +47,7 @@ def check_number(
 ) -> None:
     """Refuse what is no finite number, or one outside the bounds."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and above < value < below and least <= value <= most):
+    if not (number and finite(value) and above < value < below and least <= value <= most):
         bounds = {"above": above, "at least": least, "below": below, "at most": most}
         stated = [f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound)]
         expected = f"a finite number {' and '.join(stated)}".strip()
@@ -56,7 +64,7 @@ def checked_count(name: str, value: Any, least: int = 1, hint: str = "") -> int:
 def checked_positive(name: str, value: Any, hint: str = "") -> float:
     """A finite number above zero as a float, or a ValueError that names it."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    if not number or not finite(value) or value <= 0:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}{hint}")
     return float(value)
 

@@ -51,6 +51,7 @@ def test_refuses_times_that_are_not_monotone(at):
         ({"steps": 10, "interval": (0.0, math.inf)}, "two different finite times"),
         ({"steps": 10, "interval": (math.nan, 1.0)}, "two different finite times"),
         ({"steps": 10, "scale": math.inf}, "scale must be a finite number"),
+        ({"steps": 10, "scale": 10**400}, "scale must be a finite number"),
         ({"steps": 10, "scale": "steps"}, "scale must be a finite number"),
         ({"steps": 10, "gradient": "reversal"}, "gradient must be one such as nanode.Checkpointed"),
         ({"steps": 10, "gradient": nanode.Backprop}, "gradient must be one such as"),

@@ -81,8 +81,9 @@ def push_forward(function: Callable[[Tensor], Tensor], at: Tensor, columns: Tens
         return moved
 
     chunk = max(1, _CHUNK // max(1, len(at)))
-    pushed: Tensor = torch.func.vmap(along, in_dims=1, out_dims=1, chunk_size=chunk)(columns)
-    return pushed
+    # Not by out_dims=1, which fails where the output doesn't depend on the direction.
+    pushed: Tensor = torch.func.vmap(along, in_dims=1, chunk_size=chunk)(columns)
+    return pushed.T
 
 
 @contextmanager

@@ -146,10 +146,12 @@ def _met(
     for name, block in blocks.items():
         block.gradient = Backprop()  # uncompiled, and good for every field
 
-        def note(_: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-            given[name], reached[name] = inputs, output
+        def note(block: Any, inputs: Any, named: Any, output: Any, name: str = name) -> None:
+            x, *rest = inputs
+            rest = block.field.placed(x, tuple(rest), named) if named else rest
+            given[name], reached[name] = (x, *rest), output
 
-        hooks.append(block.register_forward_hook(note))
+        hooks.append(block.register_forward_hook(note, with_kwargs=True))
     with torch.enable_grad():
         leaf = x.detach().requires_grad_(x.is_floating_point())
         result = model(leaf.clone())  # which it may change in place

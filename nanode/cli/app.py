@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, get_args
 
 from cyclopts import (
@@ -20,7 +21,7 @@ from cyclopts import (
 )
 
 from nanode import __version__
-from nanode.interrupts import postponed, raised
+from nanode.interrupts import postponed, raised, unread
 
 #: Each command's name and what it does; ``command`` in the file of that name carries it out.
 COMMANDS = {
@@ -44,12 +45,22 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
                     raise CoercionError(token=token, argument=argument, target_type=int)
 
 
+def no_empty_paths(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse an empty path, such as an unset variable's, which would be the current folder."""
+    for argument in arguments:
+        if Path in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                if not token.value:
+                    name = token.keyword or argument.name
+                    raise ValueError(f"{name} is empty; name a path (. is the current folder)")
+
+
 app = App(
     name="nanode",
     help="Neural ODEs whose weights are explicit functions of time.",
     version=__version__,
     default_parameter=Parameter(negative_iterable=()),
-    config=whole_numbers,
+    config=(whole_numbers, no_empty_paths),
     suppress_keyboard_interrupt=False,
     exit_on_error=False,
     print_error=False,
@@ -78,7 +89,7 @@ def run(tokens: Sequence[str]) -> int:
     """Carry out a command; its exit status.
 
     0, or 1 for what failed, 2 for options that don't exist or lack a value, 130 for Ctrl-C and
-    SIGTERM.
+    SIGTERM, 141 where nobody reads what is printed.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what an encoding lacks is no reason to stop
@@ -87,6 +98,9 @@ def run(tokens: Sequence[str]) -> int:
         with raised():
             _import(tokens)
             app.meta(tokens)
+            print(end="", flush=True)  # else what is left would be found unwanted at the very end
+    except BrokenPipeError:
+        return unread()
     except (Exception, KeyboardInterrupt) as why:
         if "--debug" in tokens:
             traceback.print_exc()

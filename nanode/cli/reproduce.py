@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from nanode.data import DataError
 from nanode.experiments import EXPERIMENTS, Options, Outcome, over, reproduce
-from nanode.experiments.execution import BrokenOff
+from nanode.experiments.execution import BrokenOff, check_figures
 from nanode.experiments.plan import Experiment
 from nanode.interrupts import GOES_ON, asked_to_stop
 from nanode.training.files import check_writable
@@ -64,6 +64,7 @@ def command(
     out = root / "report" if out is None else out
     for folder in (out,) if report_only else (root, out):
         check_writable(folder)
+    check_figures(name)  # else a missing matplotlib would show once all is trained
     broken: Exception | None = None
     with asked_to_stop() as asked:
         try:

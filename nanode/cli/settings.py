@@ -81,7 +81,9 @@ def _given(option: Argument) -> Iterator[tuple[tuple[str, ...], Any]]:
     for token in option.tokens:
         typed = token.implicit_value is UNSET
         value = _read(token.value, option.hint) if typed else token.implicit_value
-        found.setdefault(option.keys + token.keys, []).append(value)
+        # Hyphens in what cyclopts doesn't know, the keys of ``options``, as in all other names.
+        own = tuple(key.replace("-", "_") for key in token.keys)
+        found.setdefault(option.keys + own, []).append(value)
     for keys, values in found.items():
         yield keys, values if len(values) > 1 else values[0]
 

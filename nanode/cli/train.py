@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
+from nanode.cli.app import no_empty_paths
 from nanode.cli.settings import settings_over_a_base
 from nanode.data import data_root
 from nanode.interrupts import GOES_ON, asked_to_stop
@@ -34,7 +35,7 @@ class Run:
 
 @command.command(
     usage="nanode train image [--recipe NAME | --config FILE] [OPTIONS] --out FOLDER",
-    config=settings_over_a_base(TrainConfig, "nanode.training", "digits-tiny"),
+    config=(no_empty_paths, settings_over_a_base(TrainConfig, "nanode.training", "digits-tiny")),
 )
 def image(
     *,
@@ -63,7 +64,10 @@ def image(
 
 @command.command(
     usage="nanode train video [--recipe NAME | --config FILE] [OPTIONS] --out FOLDER",
-    config=settings_over_a_base(VideoConfig, "nanode.training.video", "moving-mnist-tiny"),
+    config=(
+        no_empty_paths,
+        settings_over_a_base(VideoConfig, "nanode.training.video", "moving-mnist-tiny"),
+    ),
 )
 def video(
     *,

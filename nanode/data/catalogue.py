@@ -36,7 +36,7 @@ def load(
     Images(digits train: 1,300 of 1×8×8, on cpu)
     """
     check_choice("data", name, SOURCES)
-    folder = data_root(root)
+    folder = Path() if SOURCES[name].embedded else data_root(root)
     with usable(folder):
         return SOURCES[name].load(folder, download, progress)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class Digits(Source):
     """
 
     name: str = "digits"
+    embedded: ClassVar[bool] = True
 
     def load(self, root: Path, download: bool, progress: Progress | None) -> ImageData:
         """Read the embedded file; root and network are not used."""

@@ -29,6 +29,8 @@ STALE = 4 * TIMEOUT
 #: Attempts in a row that bring no byte until an address is given up, and the pause between them.
 TRIES = 3
 PAUSE = 1.0
+#: Statuses below 500 that ask for another attempt: a timeout, too many requests.
+PATIENCE = (408, 429)
 
 
 class _Broken(Exception):
@@ -122,12 +124,12 @@ def _leave(file: OfficialFile, folder: Path, part: Path) -> None:
 
 def _fill(file: OfficialFile, url: str, part: Path, progress: Progress | None) -> None:
     """Write to ``part`` until it has the file's size, over as many connections as it takes."""
-    idle = 0
+    idle, whole = 0, False
     with part.open("r+b" if part.exists() else "w+b") as out:
         while (start := out.seek(0, os.SEEK_END)) < file.size:
             reached = start
             try:
-                for offset, chunk in _chunks(file, url, start):
+                for offset, chunk in _chunks(file, url, 0 if whole else start):
                     out.seek(offset)
                     out.write(chunk)
                     reached = max(reached, offset + len(chunk))
@@ -135,6 +137,10 @@ def _fill(file: OfficialFile, url: str, part: Path, progress: Progress | None) -
                         progress(file.name, reached, file.size)
             except _Broken as broken:
                 idle = 0 if reached > start else idle + 1
+                if broken.final and start and not whole:
+                    # It may be that a range was asked for: once more without, the part stays.
+                    whole = True
+                    continue
                 if broken.final or idle == TRIES:
                     raise
                 time.sleep(PAUSE * idle)
@@ -161,11 +167,14 @@ def _chunks(file: OfficialFile, url: str, start: int) -> Iterator[tuple[int, byt
             if offset < file.size:
                 raise _Broken(f"the connection closed after {offset:,} bytes")
     except urllib.error.HTTPError as error:
-        raise _Broken(f"HTTP {error.code} {error.reason}", final=error.code < 500) from error
+        final = error.code < 500 and error.code not in PATIENCE
+        raise _Broken(f"HTTP {error.code} {error.reason}", final) from error
     except urllib.error.URLError as error:
         raise _Broken(str(error.reason)) from error
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(str(error) or type(error).__name__) from error
+    except ValueError as error:  # of an address that isn't one, to which it was sent on
+        raise _Broken(str(error), final=True) from error
 
 
 def _place(answer: http.client.HTTPResponse, start: int) -> tuple[int, int | None]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -43,6 +43,8 @@ class Source(ABC):
     """One data set by name, and how to get it."""
 
     name: str
+    #: Whether it comes with the package, so that no root is needed.
+    embedded: ClassVar[bool] = False
 
     @abstractmethod
     def load(self, root: Path, download: bool, progress: Progress | None) -> ImageData:
@@ -95,11 +97,16 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     '/somewhere/else'
     """
     if root is not None and str(root):
-        return Path(root).expanduser()
-    if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(cache) if cache else Path.home() / ".cache") / "nanode"
+        place = Path(root)
+    elif named := os.environ.get(VARIABLE):
+        place = Path(named)
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
+        place = Path(cache) / "nanode"
+    try:
+        return place.expanduser()
+    except RuntimeError as why:  # of a user whom the system doesn't know
+        raise DataError(f"there is no home directory for {place}: {ANOTHER}") from why
 
 
 def check_size(path: Path, expected: int) -> None:

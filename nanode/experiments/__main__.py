@@ -10,9 +10,9 @@ from typing import Any
 
 from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, reproduce
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
-from nanode.experiments.execution import BrokenOff, load_record, matches
+from nanode.experiments.execution import BrokenOff, check_figures, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
-from nanode.interrupts import GOES_ON, asked_to_stop
+from nanode.interrupts import GOES_ON, asked_to_stop, unread
 from nanode.training.documents import read_value
 from nanode.training.video import VideoMetrics
 
@@ -25,7 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _act(given, asked)
             if asked():
                 raise KeyboardInterrupt
-    except (OSError, ValueError) as why:
+        print(end="", flush=True)  # else what is left would be found unwanted at the very end
+    except BrokenPipeError:
+        return unread()
+    except (OSError, ValueError, ImportError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 2
     except BrokenOff as why:  # tracebacks were printed as it happened
@@ -40,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _act(given: argparse.Namespace, asked: Callable[[], bool]) -> None:
     experiment = EXPERIMENTS[given.experiment]
     options = _options(given)
-    root = Path(given.root)
+    root = given.root
+    if given.report:
+        check_figures(given.experiment)
     _restore(given, root)
     planned = experiment.plan(options, root)
     if not planned and not given.report:
@@ -56,7 +61,7 @@ def _act(given: argparse.Namespace, asked: Callable[[], bool]) -> None:
         return
     try:
         if given.report:
-            for path in experiment.report(root, Path(given.report), options):
+            for path in experiment.report(root, given.report, options):
                 print(path)
             return
         for outcome in reproduce(
@@ -142,6 +147,13 @@ def _line(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _path(text: str) -> Path:
+    """A path, which ``Path`` alone would take an empty text for too."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a path (. is the current folder)")
+    return Path(text)
+
+
 def _setting(text: str) -> tuple[str, Any]:
     """``key=value``, the value as in a YAML file."""
     key, equals, value = text.partition("=")
@@ -153,7 +165,7 @@ def _setting(text: str) -> tuple[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nanode.experiments", description=__doc__)
     parser.add_argument("experiment", choices=list(EXPERIMENTS))
-    parser.add_argument("--root", required=True, help="where run folders are")
+    parser.add_argument("--root", type=_path, required=True, help="where run folders are")
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", default="short", choices=BUDGETS)
@@ -165,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prune", action="store_true", help="keep no weights of runs that ended")
     parser.add_argument(
         "--archive",
-        type=Path,
+        type=_path,
         metavar="FILE.tar.gz",
         help="write all records there after each run and at the end, without weights; a file that "
         "is there already is unpacked below the root first",
@@ -178,12 +190,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--restore",
         **several,
-        type=Path,
+        type=_path,
         metavar="FILE.tar.gz",
         help="first unpack such archives below the root; runs that are further there stay",
     )
     parser.add_argument("--list", action="store_true", help="print the runs and which are done")
-    parser.add_argument("--report", metavar="FOLDER", help="write tables and figures there")
+    report = "write tables and figures there"
+    parser.add_argument("--report", type=_path, metavar="FOLDER", help=report)
     return parser
 
 

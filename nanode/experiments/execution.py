@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from nanode.analysis.drawing import new_figure
 from nanode.experiments.measurements import MEASUREMENTS, measure
 from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.experiments.video import FILM
 from nanode.training import Diverged, RunRecord, TrainConfig, train
-from nanode.training.checkpoints import check_same, last_checkpoint
+from nanode.training.checkpoints import Unreadable, check_same, last_checkpoint
 from nanode.training.locks import Busy, locked
 from nanode.training.setup import load_data
 from nanode.training.video import VideoConfig, VideoRecord, train_video
@@ -32,6 +33,8 @@ LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
 #: Give up once runs of so many different models in a row broke off: the device is probably in a bad
 #: state. A single model may just be too large, on every data set.
 HOPELESS = 2
+#: How the names of experiments begin whose reports have figures.
+DRAWN = ("figure-", "tradeoff")
 
 
 class BrokenOff(RuntimeError):
@@ -88,6 +91,12 @@ def reproduce(
     _complain(broken)
 
 
+def check_figures(name: str) -> None:
+    """Say how to get matplotlib where it is missing and the report of an experiment draws."""
+    if name.startswith(DRAWN):
+        new_figure(1, 1)
+
+
 def _outcomes(
     planned: Iterable[Planned],
     root: str | Path,
@@ -118,6 +127,10 @@ def _outcomes(
         except Busy as why:
             print(f"passed over: {why}", file=sys.stderr)
             continue
+        except Unreadable as why:
+            print(f"{run.name}: {why}", file=sys.stderr)
+            broken[run.name] = str(why)
+            continue  # which says nothing of the device, so it isn't one in a row
         except (ValueError, OSError, ImportError):
             raise  # settings, data, disks, extras: the same for all that would follow
         except Exception as why:

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,13 @@ class Field(nn.Module, ABC):
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """f at one stage, with the weights of that stage."""
 
+    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Conditioning of which some was given by name, all by position."""
+        raise TypeError(
+            f"{type(self).__name__} takes further inputs by position, got {', '.join(named)} by "
+            "name"
+        )
+
     def state_dict(self, *args: Any, **keywords: Any) -> Any:
         """As for every module; never with weights that are lent to another thread's call."""
         with alone(self):
@@ -97,6 +104,10 @@ class ConstantField(Field):
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """The module's parameters, as they are."""
         return self._lender.constant(self.module)
+
+    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """In the order of the module's own arguments."""
+        return by_position(self.module, (x,), conditioning, named)
 
 
 class Autonomous(ConstantField):
@@ -132,6 +143,10 @@ class Callback(ConstantField):
         super().__init__(module)
         if module is function:
             warn_of_jumps(module.modules(), type(module).__name__)
+
+    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """In the order of the callable's own arguments."""
+        return by_position(self.module, (0.0, x), conditioning, named)
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The callable at (t, x), t a tensor as torchdiffeq gives it."""
@@ -242,6 +257,29 @@ def _check_takes_time(module: nn.Module) -> None:
             f"a field is called as f(t, x), and {type(module).__name__} takes x alone; use "
             "nanode.Autonomous(module), or nanode.TimeVarying(module, basis) for weights that move"
         )
+
+
+def by_position(
+    module: nn.Module,
+    first: tuple[Any, ...],
+    conditioning: tuple[Any, ...],
+    named: Mapping[str, Any],
+) -> tuple[Any, ...]:
+    """A module's inputs behind the first ones, of which some were given by name."""
+    function = module.function if isinstance(module, _Function) else module.forward
+    own = inspect.signature(function)
+    try:
+        bound = own.bind(*first, *conditioning, **named)
+    except TypeError as why:
+        raise TypeError(f"the field's {type(module).__name__}: {why}") from None
+    bound.apply_defaults()  # of what stands between
+    places = {n for n, p in own.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+    if apart := [name for name in named if name not in places]:
+        raise TypeError(
+            f"the field's {type(module).__name__} takes {', '.join(apart)} by name only, and a "
+            "solve passes further inputs by position"
+        )
+    return bound.args[len(first) :]
 
 
 def takes_two(module: nn.Module) -> bool:

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
-from nanode.fields.field import Field, Weights, check_module, check_norms, takes_two, time_of
+from nanode.fields.field import (
+    Field,
+    Weights,
+    by_position,
+    check_module,
+    check_norms,
+    takes_two,
+    time_of,
+)
 from nanode.fields.swap import Lender, alone, refuse_lent
 from nanode.stages import Side, Stage, Stages
 from nanode.trajectories import (
@@ -155,6 +163,11 @@ class TimeVarying(Field):
         with alone(self):
             moving: Named = self.trajectory(t, side)
             return moving | self._lender.constant(self.module)
+
+    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """In the order of the module's own arguments."""
+        first = (0.0, x) if self.takes_time else (x,)
+        return by_position(self.module, first, conditioning, named)
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The module at x, with these weights."""

@@ -1,6 +1,5 @@
 """One solve, stated: the field, the stepper, the grid, and how f is called at a stage."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from nanode.solvers.stepper import Carry, Evaluate, State, Stepper
 from nanode.stages import Stage, Stages
 from nanode.tracing import traced
 from nanode.trajectories.trajectory import Named
+from nanode.values import finite
 
 #: What is done to the weights of a solve before they are handed out.
 Prepare = Callable[[Weights], Weights]
@@ -256,5 +256,5 @@ def checked_state(parts: list[Any], modules: Iterable[nn.Module]) -> State:
 
 def check_scale(scale: float) -> None:
     """Raise unless the scale is a number."""
-    if not isinstance(scale, Real) or not math.isfinite(scale):
+    if not isinstance(scale, Real) or not finite(scale):
         raise ValueError(f"scale must be a finite number and no tensor, got {scale!r}")

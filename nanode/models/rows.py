@@ -89,7 +89,7 @@ def names() -> list[str]:
 
 def make_flow(name: str, setting: Setting) -> Flow:
     """The flow of a row, by name."""
-    match = re.fullmatch(r"(.+)-(\d+)((?:-[a-z]+)*)", name)
+    match = re.fullmatch(r"(.+)-(0|[1-9][0-9]*)((?:-[a-z]+)*)", name)  # a row has one name
     pattern = f"{match[1]}-D{match[3]}" if match else name
     if name in _ROWS and "-D" not in name:
         return _ROWS[name](setting, 0)

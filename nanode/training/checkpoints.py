@@ -9,7 +9,10 @@ A run folder keeps the last checkpoint, the best weights on validation and the f
 
 import io
 import json
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +32,10 @@ R = TypeVar("R", bound=Record)
 #: The files of a checkpoint.
 CHECKPOINT = WEIGHTS, STATE = "weights.safetensors", "state.pt"
 _AVERAGE = "average/"
+
+
+class Unreadable(ValueError):
+    """A checkpoint that nothing can go on from."""
 
 
 def save_weights(path: Path, tensors: dict[str, Tensor], **notes: Any) -> None:
@@ -93,7 +100,7 @@ def save_checkpoint(
             (half / STATE).write_bytes(plain.getvalue())
 
         write_atomically(target, write)
-    for other in target.parent.glob("step-*"):
+    for other in _checkpoints(folder):
         if other != target:
             shutil.rmtree(other, ignore_errors=True)
     remove_halves(target.parent)
@@ -102,8 +109,32 @@ def save_checkpoint(
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder, if there is one."""
-    found = sorted((folder / "checkpoints").glob("step-*"))
-    return found[-1] if found else None
+    return max(_checkpoints(folder), default=None)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All of a run folder; what else is beside them, such as step-backup, is somebody's own."""
+    found = (folder / "checkpoints").glob("step-*")
+    return [path for path in found if re.fullmatch(r"step-[0-9]+", path.name)]
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Say of what goes wrong inside that the last checkpoint of a run folder is at fault.
+
+    Unless it is a lack of memory.
+    """
+    try:
+        yield
+    except (Unreadable, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as why:
+        # Many of these messages say little alone: 'batches' of a KeyError, nothing of an EOFError.
+        reason = f"{type(why).__name__}: {why}".removesuffix(": ")
+        raise Unreadable(
+            f"the checkpoint {last_checkpoint(folder)} can't be read ({reason}); delete it to "
+            "start over"
+        ) from why
 
 
 def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -114,29 +145,28 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
     checkpoint = last_checkpoint(folder)
     if checkpoint is None:
         return None
-    try:
+    with reading(folder):
         state = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-        stored = state["config"]
+        stored = dict(state["config"])
         named = load_file(checkpoint / WEIGHTS)
-    except Exception as why:
-        raise ValueError(
-            f"the checkpoint {checkpoint} can't be read ({why}); delete it to start over"
-        ) from why
     check_same(stored, setup.config, str(checkpoint))
     average = {
         name.removeprefix(_AVERAGE): named.pop(name)
         for name in list(named)
         if name.startswith(_AVERAGE)
     }
-    try:
-        setup.model.load_state_dict(named)
-    except RuntimeError as why:
-        raise ValueError(f"the checkpoint {checkpoint} is of another model: {why}") from why
-    groups = setup.optimizer.state_dict()["param_groups"]
-    setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-    torch.set_rng_state(state["random"]["cpu"])
-    if setup.fabric.device.type == "cuda" and "cuda" in state["random"]:
-        torch.cuda.set_rng_state(state["random"]["cuda"], setup.fabric.device)
+    with reading(folder):
+        try:
+            setup.model.load_state_dict(named)
+        except RuntimeError as why:
+            raise Unreadable(
+                f"the checkpoint {checkpoint} is of another model: {why}; delete it to start over"
+            ) from why
+        groups = setup.optimizer.state_dict()["param_groups"]
+        setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        torch.set_rng_state(state["random"]["cpu"])
+        if setup.fabric.device.type == "cuda" and "cuda" in state["random"]:
+            torch.cuda.set_rng_state(state["random"]["cuda"], setup.fabric.device)
     return average, state
 
 

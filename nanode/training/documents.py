@@ -16,6 +16,10 @@ from nanode.values import check_choice, nearest
 
 T = TypeVar("T")
 
+_WHOLE, _NUMBER, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "merge"))
+#: Far beyond any configuration, and within what Python can go through.
+_DEEPEST = 100
+
 
 def load_config(path: str | Path) -> TrainConfig:
     """Read a configuration from a YAML file."""
@@ -136,7 +140,10 @@ def _typed(value: Any, hint: Any, where: str, key: str) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list | tuple):
         return tuple(_typed(part, get_args(hint)[0], where, key) for part in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as why:
+            raise ValueError(f"{where}: {key} must be a finite number: {why}") from why
     plain = get_origin(hint) or hint
     right = isinstance(value, plain) and not (plain is int and isinstance(value, bool))
     if hint is not Any and not right:
@@ -171,26 +178,48 @@ def _keys(hint: Any) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers may be written 5e-4, and in which no key is given twice."""
+    """YAML with numbers as people write them, in which no key is given twice."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse what is nested so deeply that Python's stack wouldn't hold it."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.composer.ComposerError(
+                None, None, "lists or mappings are nested too deeply", self.peek_event().start_mark
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Refuse keys that are given twice; later those that a merge (<<) brings are among them."""
+        node = super().compose_mapping_node(anchor)
+        keys = [(key.tag, key.value) for key, _ in node.value if key.tag != _MERGE]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", node.start_mark
+                raise yaml.composer.ComposerError(
+                    None, None, f"the key {key[1]!r} is given twice", node.start_mark
                 )
-        return super().construct_mapping(node, deep)
+        return node
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)))
-
-
-# PyYAML follows YAML 1.1, where 5e-4 is a word.
+# PyYAML follows YAML 1.1, where 5e-4 is a word, 010 is 8 and 1:30 is 90.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in (_WHOLE, _NUMBER)]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
-    "!exponent",
-    re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    _WHOLE,
+    re.compile(r"[-+]?(0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    _NUMBER,
+    re.compile(
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?$"
+        r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
     list("-+.0123456789"),
 )
-_Loader.add_constructor("!exponent", _number)

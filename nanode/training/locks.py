@@ -29,6 +29,17 @@ class Busy(ValueError):
     """Another process is at the run."""
 
 
+def check_alone() -> None:
+    """Refuse to be one of several processes that were started to train together."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if size.isdecimal() and int(size) > 1:
+        raise ValueError(
+            f"WORLD_SIZE is {size}, as under torchrun, and a run is trained by one process on one "
+            "device; start it without torchrun, or unset that variable (several runs may be "
+            "trained at once, each by a process of its own)"
+        )
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder, which is made; one that was made and stays empty is removed again."""

@@ -15,7 +15,7 @@ from nanode.training.documents import save_config
 from nanode.training.environment import now, provenance
 from nanode.training.files import check_writable, named, remove_halves
 from nanode.training.journal import Journal
-from nanode.training.locks import locked
+from nanode.training.locks import check_alone, locked
 from nanode.training.loop import Diverged
 from nanode.training.progress import Clock
 from nanode.training.records import THEN, Record
@@ -47,6 +47,7 @@ def run_once(
     """
     if (over := _over(earlier_record(kind, config, folder, resume), folder)) is not None:
         return over  # though another process may be measuring it
+    check_alone()
     check_writable(folder)
     with locked(folder):
         earlier = earlier_record(kind, config, folder, resume)

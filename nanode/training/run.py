@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import nn
 
 from nanode.block import flows, uncompiled
-from nanode.training.checkpoints import load_checkpoint, load_weights, weights_notes
+from nanode.training.checkpoints import load_checkpoint, load_weights, reading, weights_notes
 from nanode.training.config import TrainConfig
 from nanode.training.costs import measure_costs
 from nanode.training.evaluation import Score, score
@@ -111,10 +111,11 @@ def _resumed(setup: Setup, folder: Path) -> Progress:
     if (found := load_checkpoint(folder, setup)) is None:
         return Progress()
     average, state = found
-    setup.batches.load_state_dict(state["batches"])
-    if setup.average is not None:
-        setup.average.load(average, state["updates"])
-    return Progress.from_state(state["progress"])
+    with reading(folder):
+        setup.batches.load_state_dict(state["batches"])
+        if setup.average is not None:
+            setup.average.load(average, state["updates"])
+        return Progress.from_state(state["progress"])
 
 
 def _finish(loop: Loop) -> Metrics:

@@ -1,7 +1,8 @@
 """All that takes part in a run, made from its configuration: nothing is written here."""
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -99,9 +100,11 @@ def prepare(config: TrainConfig) -> Setup:
 
 
 def make_fabric(config: Settings) -> "Fabric":
-    """Lightning Fabric on one device, at the configured precision."""
+    """Lightning Fabric on one device, at the configured precision, whatever a cluster has set."""
     try:
         from lightning_fabric import Fabric
+        from lightning_fabric.plugins import MixedPrecision
+        from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     except ImportError as why:
         raise ImportError("training needs Lightning Fabric: pip install nanode[train]") from why
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -109,8 +112,22 @@ def make_fabric(config: Settings) -> "Fabric":
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision: Any = config.precision
-    return Fabric(accelerator=device, devices=1, precision=precision)
+    # Given, or Fabric would look for Slurm, torchrun or MPI and take part in their jobs.
+    plugins: list[Any] = [LightningEnvironment()]
+    if config.precision == "bf16-mixed":  # as a plugin, which is not announced at every start
+        plugins.append(MixedPrecision("bf16-mixed", device))
+    with _unset("LT_"):  # such variables would go before what is given here
+        return Fabric(accelerator=device, devices=1, plugins=plugins)
+
+
+@contextmanager
+def _unset(prefix: str) -> Iterator[None]:
+    """Without the environment's variables whose names begin so."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(prefix)}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def load_data(config: TrainConfig) -> ImageData:

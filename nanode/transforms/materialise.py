@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from nanode.block import ODEBlock, augmented
 from nanode.fields import Autonomous, BatchNorm, Callback, Field, Gated, TimeVarying
-from nanode.fields.field import Weights, time_for
+from nanode.fields.field import Weights, by_position, time_for
 from nanode.fields.gated import mixed
 from nanode.fields.swap import StageAware, changed, put
 from nanode.fields.walk import replaced
@@ -40,8 +40,10 @@ class Unrolled(nn.Module):
         self.stacked = block.at is not None
         self.augment, self.augment_axis = block.augment, block.augment_axis
 
-    def forward(self, x: Any, *conditioning: Any) -> Any:
+    def forward(self, x: Any, *conditioning: Any, **named: Any) -> Any:
         """The state at the end, or at the wanted times."""
+        if named:
+            conditioning = self._plan.field.placed(x, conditioning, named)
         x = augmented(x, self.augment, self.augment_axis)
         return solve(self._plan, Backprop(), x, conditioning, stacked=self.stacked)[0]
 
@@ -64,6 +66,13 @@ class _Written(Field):
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """None."""
         return {}
+
+    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """In the order of the arguments that the modules have."""
+        one = self.evaluations[0]
+        if isinstance(one, AtTime):
+            return by_position(one.module, (0.0, x), conditioning, named)
+        return by_position(one, (x,), conditioning, named)
 
     def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
         """The module of this evaluation at x."""

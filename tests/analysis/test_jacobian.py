@@ -88,6 +88,32 @@ def test_the_logarithmic_norm_follows_the_direction_of_the_solve(count):
     assert found.logarithmic_norm.tolist() == pytest.approx([3.0] * 4)
 
 
+@pytest.mark.parametrize(
+    "solver", [nanode.Leapfrog(), nanode.ReversibleHeun(), nanode.Midpoint()], ids=repr
+)
+def test_it_is_at_the_start_of_a_step_wherever_that_is_evaluated(solver):
+    """x' = (½ + t) x."""
+    block = nanode.ODEBlock(lambda t, x: (0.5 + t) * x, 4, solver)
+    found = jacobian_spectrum(block, sample(1), of=Steps())
+    assert found.singular_values.flatten().tolist() == pytest.approx([0.5, 0.75, 1.0, 1.25])
+
+
+@pytest.mark.parametrize("count", [None, 1])
+def test_a_field_that_does_not_look_at_x_has_none(count):
+    class Drift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.speed = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return self.speed.expand_as(x)
+
+    block = nanode.ODEBlock(nanode.TimeVarying(Drift(), nanode.Legendre(degree=1)), 3)
+    found = jacobian_spectrum(block, torch.ones(2, 3), count=count)
+    assert largest(found.singular_values) == 0
+    assert largest(found.logarithmic_norm) == 0
+
+
 @pytest.mark.parametrize("solver", [nanode.RK4(), nanode.Heun(), nanode.Midpoint()], ids=repr)
 def test_norms_use_the_statistics_of_the_steps_own_evaluations(solver):
     torch.manual_seed(0)

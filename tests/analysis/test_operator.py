@@ -82,6 +82,7 @@ def test_products_are_those_of_the_jacobian_and_transposed_to_each_other():
     assert largest(operator.apply(v) - expected @ v) < 1e-14
     constant = derivative(lambda x: torch.ones(3, **torch64), torch.ones(2, **torch64))
     assert torch.equal(constant.transpose(u), torch.zeros(2, 4, **torch64))
+    assert torch.equal(constant.apply(v), torch.zeros(3, 4, **torch64))
 
 
 def test_attention_is_differentiated_and_its_settings_are_left_alone():

@@ -100,6 +100,48 @@ def test_the_gradient_is_that_of_the_loss():
     assert samples[0].gradients.norms[-1] != samples[1].gradients.norms[-1]
 
 
+def test_a_flow_that_the_loss_does_not_look_at_has_no_gradient():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = nanode.ODEBlock(network(), steps=2)
+            self.unseen = nanode.ODEBlock(network(), steps=2)
+
+        def forward(self, x):
+            self.unseen(x)
+            return self.seen(x)
+
+    flows = analyse(Model(), sample(1, 4), loss=lambda y, n: y.sum()).flows
+    assert float(flows["seen"].samples[0].gradients.norms[-1]) == pytest.approx(4**0.5)
+    assert largest(flows["unseen"].samples[0].gradients.norms) == 0
+
+
+def test_a_loss_of_states_along_the_way_is_not_followed():
+    """The gradient at the end of the flow alone would not be the whole one."""
+    model = nn.Sequential(nanode.ODEBlock(network(), steps=2, at=[0.0, 0.5, 1.0]))
+    found, without = (
+        analyse(model, sample(1, 4), loss=loss).flows["0"].samples[0].gradients
+        for loss in (lambda y, n: 7 * y.square().sum(), None)
+    )
+    assert torch.equal(found.norms, without.norms)
+
+
+def test_layers_outside_the_flows_are_in_eval_mode_too():
+    block, seen = nanode.ODEBlock(network(), steps=2), []
+    model, x = nn.Sequential(nn.Dropout(0.5), nn.Tanh(), block).train(), sample(2, 4)
+    block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    analyse(model, x)
+    assert largest(torch.cat(seen) - x.tanh()) < 1e-15
+
+
+def test_a_model_may_change_its_input_in_place():
+    model, x = nn.Sequential(nn.ReLU(inplace=True), nanode.ODEBlock(network(), 2)), -sample(1, 4)
+    before = x.clone()
+    assert (x < 0).any()
+    analyse(model, x)
+    assert torch.equal(x, before)
+
+
 def test_some_rows_of_what_a_model_makes_of_a_sample():
     class Frames(nn.Module):
         """Three states of one sample, and a conditioning for each."""

@@ -115,6 +115,17 @@ def test_transitions_follow_each_other():
         assert largest(late.matrices[-1] @ early - whole.matrices[-1]) < 1e-13
 
 
+def test_from_inside_the_interval_it_starts_at_the_state_that_is_there():
+    block, x = nanode.ODEBlock(network(), steps=4, scale=3.0), 2 * sample(4)
+    by_steps, adaptively = (
+        state_transition(block, x, tau=0.5, at=[1.0], of=of).matrices[-1]
+        for of in (Equation(steps=50), Equation(solver=nanode.Adaptive("dopri8", rtol=1e-6)))
+    )
+    # RK4 at scale · step = 0.06, whose fourth power is 1e-5, over 120.
+    assert largest(adaptively - by_steps) < 1e-6
+    assert largest(adaptively - torch.eye(4)) > 0.1
+
+
 def test_times_that_differ_by_rounding_are_one():
     """0.7 · 3/10 lies below the end of the third step, and is meant to be it."""
     block = nanode.ODEBlock(lambda t, x: -x, steps=10, interval=(0.0, 0.7))

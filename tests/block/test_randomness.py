@@ -20,6 +20,7 @@ class Noisy(nn.Module):
         return self.last(nn.functional.dropout(torch.tanh(self.first(x)), 0.5, self.training))
 
 
+@pytest.mark.filterwarnings("ignore:the weights jump")  # of slopes that are carried over
 @pytest.mark.parametrize(
     ("gradient", "solver"),
     [

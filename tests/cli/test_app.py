@@ -159,6 +159,17 @@ def test_without_cyclopts(nanode, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("token", "status"), [("models", 141), ("reproduce", 141), ("--help", 1)])
+def test_the_end_of_a_pipe_is_no_error(token, status):
+    """As of ``nanode models | head -1``: whoever reads has gone; of the help it is Rich's end."""
+    there, here = os.pipe()
+    os.close(there)
+    command = [sys.executable, "-m", "nanode", token]
+    done = subprocess.run(command, stdout=here, stderr=subprocess.PIPE, check=False)
+    os.close(here)
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
 def test_what_an_encoding_lacks_is_replaced(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))

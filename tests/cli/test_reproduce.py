@@ -1,6 +1,7 @@
 """Experiments through the command line, with one of two short runs."""
 
 import signal
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -111,6 +112,14 @@ def test_bad_input(nanode, tmp_path, tokens, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_path_is_not_the_current_folder(nanode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokens = ("reproduce", "table1", "--budget", "tiny", "--minutes", "1e-9")
+    status, _, err = nanode(*tokens, "--root", "")
+    assert (status, err) == (1, "nanode: --root is empty; name a path (. is the current folder)\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_experiment(nanode):
     status, _, err = nanode("reproduce", "tabel1")
     assert status == 1
@@ -160,6 +169,16 @@ def test_reports_are_beside_the_runs_by_default(nanode, tmp_path):
     root, few = tmp_path / "runs", ("--budget", "tiny", "--minutes", "1e-9")
     assert nanode("reproduce", "figure-order-test", *few, "--root", root).status == 0
     assert (root / "report" / "figure-order-test.md").exists()
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_first(nanode, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    root = ("--budget", "tiny", "--root", tmp_path / "runs")
+    status, out, err = nanode("reproduce", "figure-order-test", *root)
+    assert (status, out) == (1, "")
+    assert err == "nanode: figures need matplotlib: pip install nanode[plots]\n"
+    assert list(tmp_path.iterdir()) == []
+    assert nanode("reproduce", "table1", *root, "--minutes", "1e-9").status == 0
 
 
 def test_a_report_that_cannot_be_written_is_refused_first(give, tmp_path):

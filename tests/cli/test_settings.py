@@ -76,6 +76,11 @@ def test_underscores_and_hyphens(quick):
     assert settled("--config", quick, "--batch-size", 7).batch_size == 7
 
 
+def test_hyphens_in_options_of_the_model(quick):
+    found = settled("--config", quick, "--options.moving-norms", "false", "--options.steps", 4)
+    assert found.options == {"steps": 4, "moving_norms": False}
+
+
 def test_pairs(quick):
     adam = ("--optimizer.name", "adamw", "--optimizer.betas", 0.8, 0.9)
     assert settled("--config", quick, *adam).optimizer.betas == (0.8, 0.9)
@@ -125,6 +130,7 @@ def test_a_wrong_key_in_a_file_is_named_with_the_file(quick):
         *[("1e-3", 1e-3), ("-2", -2), (".5e1", 5.0), ("1.e2", 100.0), ("{a: 1e-3}", {"a": 1e-3})],
         *[("false", False), ("~", None), ("[1, 2]", [1, 2]), ("", None), ("a: b: c", "a: b: c")],
         ("2024-02-30", "2024-02-30"),  # no day, so no date
+        *[("010", "010"), ("1:30", "1:30"), ("1:30.5", "1:30.5")],  # no numbers
     ],
 )
 def test_values_are_read_as_in_yaml(text, value):

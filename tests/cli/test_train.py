@@ -160,6 +160,19 @@ def test_bad_input(nanode, quick, run_folder, tokens, message):
     assert not run_folder.parent.exists()
 
 
+@pytest.mark.parametrize("option", ["--out", "--config"])
+def test_an_empty_path_is_not_the_current_folder(
+    nanode, quick, run_folder, option, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = list(tmp_path.rglob("*"))
+    given = {"--config": quick, "--out": run_folder} | {option: ""}
+    tokens = [token for pair in given.items() for token in pair]
+    expected = f"nanode: {option} is empty; name a path (. is the current folder)\n"
+    assert nanode("train", "image", *tokens) == (1, "", expected)
+    assert list(tmp_path.rglob("*")) == before
+
+
 def test_a_wrong_key_in_the_file(nanode, quick, run_folder):
     quick.write_text(quick.read_text() + "epoch: 3\n")
     status, _, err = nanode("train", "image", "--config", quick, "--out", run_folder)

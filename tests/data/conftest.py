@@ -13,8 +13,8 @@ class Server:
     """Serves ``files``; ``answers`` holds one behaviour for each of the next requests.
 
     A behaviour is "plain" (no ranges), "wrong range", an HTTP status, ("cut", n): close the
-    connection after n bytes, or ("stall", n): send nothing after them. Where none is left, ranges
-    are served as asked.
+    connection after n bytes, ("stall", n): send nothing after them, or ("redirect", address). Where
+    none is left, ranges are served as asked.
     """
 
     def __init__(self):
@@ -47,6 +47,11 @@ class Server:
         self.ranges.append(int(asked[1]) if asked else None)
         if content is None or isinstance(how, int):
             request.send_error(404 if content is None else how)
+            return
+        if isinstance(how, tuple) and how[0] == "redirect":
+            request.send_response(302)
+            request.send_header("Location", how[1])
+            request.end_headers()
             return
         start = int(asked[1]) if asked and how != "plain" else 0
         request.send_response(206 if start else 200)

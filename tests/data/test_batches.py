@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nanode.data import Batches, Crop, Cutout, Flip, Images, load
+from nanode.data.batches import stream
 
 TRAIN = load("digits").train
 AUGMENT = (Crop(1), Flip(), Cutout(3))
@@ -144,6 +145,15 @@ def test_a_step_does_not_depend_on_those_before():
     assert same(alone, [epoch[5] for epoch in epochs])
 
 
+def test_a_loop_whose_batches_were_moved_to_another_epoch_ends():
+    batches = Batches(numbered(), 10)
+    loop = iter(batches)
+    next(loop)
+    batches.load_state_dict(batches.state_dict() | {"epoch": 5, "position": 2})
+    assert list(loop) == []
+    assert (batches.epoch, batches.position) == (5, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -207,6 +217,23 @@ def test_augmentations_are_applied_in_order():
         images = augmentation.apply(images, numbers[40:50], mean)
     exact = (images.double() / 255 - 0.4) / 0.2
     assert torch.allclose(x.double(), exact, rtol=0, atol=1e-6)
+
+
+def test_each_augmentation_draws_anew_in_each_epoch():
+    batches = Batches(TRAIN, 100, augment=(Flip(), Flip()))
+    (first, second), (later, latest) = (batches._draw(epoch)[1] for epoch in (0, 1))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, later)
+    assert not torch.equal(second, latest)
+
+
+def test_order_and_augmentations_have_streams_of_their_own(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "nanode.data.batches.stream", lambda *given: made.append(stream(*given)) or made[-1]
+    )
+    Batches(TRAIN, 100, augment=AUGMENT).batch(0, 0)
+    assert len({generator.initial_seed() for generator in made}) == 1 + len(AUGMENT)
 
 
 @pytest.mark.parametrize(

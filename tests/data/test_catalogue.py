@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanode.data import SOURCES, DataError, catalogue, data_root, load
+from nanode.data import SOURCES, DataError, catalogue, data_root, load, video
 from nanode.data.source import Source
 from tests.data.official import small_mnist
 
@@ -46,6 +46,29 @@ def test_the_root_is_the_option_then_the_variable_then_the_cache(monkeypatch, tm
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert data_root() == tmp_path / "home" / ".cache" / "nanode"
     assert data_root("~/here") == tmp_path / "home" / "here"
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user whom the system knows no home directory of, as in many containers."""
+    for name in ("HOME", "NANODE_DATA", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+
+
+def test_without_a_home_directory_another_root_is_asked_for(homeless):
+    with pytest.raises(DataError, match=r"no home directory for .*nanode: name another data root"):
+        load("mnist", download=False)
+
+
+def test_without_a_home_directory_digits_are_there(homeless):
+    assert len(load("digits").test) == 360
+    assert video.load("moving-digits").train.size == 64
+
+
+def test_the_home_directory_of_nobody():
+    with pytest.raises(DataError, match=r"for ~nosuchuser/x: name another data root"):
+        data_root("~nosuchuser/x")
 
 
 def test_load_looks_where_the_variable_says(monkeypatch, tmp_path):

@@ -144,20 +144,45 @@ def test_another_size_is_refused(file, server, tmp_path, other, how):
     assert "data.tar.gz" not in names(tmp_path)
 
 
-def test_a_wrong_range_is_refused(file, server, tmp_path):
+@pytest.mark.parametrize("how", ["wrong range", 416])
+def test_a_server_that_mishandles_ranges_is_asked_for_the_whole(file, server, tmp_path, how):
     (tmp_path / "data.tar.gz.part").write_bytes(CONTENT[:1000])
-    server.answers = ["wrong range"]
-    with pytest.raises(DataError, match="range that was not asked for"):
+    server.answers = [how, ("cut", 3000)]
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [1000, None, None]
+
+
+def test_a_part_outlives_an_address_that_fails_for_good(file, server, tmp_path):
+    (tmp_path / "data.tar.gz.part").write_bytes(CONTENT[:1000])
+    server.answers = ["wrong range", 404]
+    with pytest.raises(DataError, match="HTTP 404"):
         fetch(file, tmp_path)
     assert (tmp_path / "data.tar.gz.part").read_bytes() == CONTENT[:1000]
 
 
-def test_the_next_address_goes_on_where_the_first_failed(file, server, tmp_path):
+@pytest.mark.parametrize("status", [408, 429, 500])
+def test_a_server_that_asks_for_patience_is_asked_again(file, server, tmp_path, status):
+    server.answers = [status]
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [None, None]
+
+
+def test_after_an_address_that_leads_nowhere_the_next_is_tried(file, server, tmp_path):
     server.files["mirror"] = CONTENT
-    server.answers = [("cut", 1000), 404]
+    server.answers = [("redirect", "http://[::1")]
     both = replace(file, urls=(*file.urls, server.url("mirror")))
     assert fetch(both, tmp_path).read_bytes() == CONTENT
-    assert server.ranges == [None, 1000, 1000]
+    server.answers = [("redirect", "http://[::1")] * 2
+    with pytest.raises(DataError, match="Invalid IPv6 URL"):
+        fetch(both, tmp_path / "other")
+
+
+def test_the_next_address_goes_on_where_the_first_failed(file, server, tmp_path):
+    server.files["mirror"] = CONTENT
+    server.answers = [("cut", 1000), 404, 404]
+    both = replace(file, urls=(*file.urls, server.url("mirror")))
+    assert fetch(both, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [None, 1000, None, 1000]
 
 
 def test_without_a_network_the_message_says_what_to_put_where(file, server, tmp_path):

@@ -130,6 +130,21 @@ def test_a_run_that_breaks_off_does_not_stop_the_others(tmp_path, runs, steps, c
     assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
 
 
+def test_a_checkpoint_that_cannot_be_read_stops_its_own_run_alone(tmp_path, runs, steps, capsys):
+    list(outcomes(runs[:1], tmp_path, stop=lambda: steps.count >= 5))
+    folder = tmp_path / runs[0].name
+    (folder / "checkpoints/step-00000005/state.pt").write_bytes(b"")
+    before = contents(folder)
+    found = []
+    with pytest.raises(BrokenOff, match=r"some/seed0 \(.*step-00000005 can't be read .*delete it"):
+        found += (outcome.planned.name for outcome in outcomes(runs, tmp_path))
+    assert found == ["some/seed1", "some/seed2"]
+    assert contents(folder) == before
+    assert "Traceback" not in capsys.readouterr().err
+    shutil.rmtree(folder / "checkpoints/step-00000005")
+    assert [record.status for record in execute(runs, tmp_path)] == ["finished"] * 3
+
+
 def test_a_missing_extra_stops_all_at_once(tmp_path, runs, monkeypatch, capsys):
     tried = []
 

@@ -1,12 +1,17 @@
 """``python -m nanode.experiments``."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.__main__ import main
+from nanode.experiments.execution import check_figures
 from nanode.training.loop import Loop
 
 ARGUMENTS = ["table1", "--budget", "tiny", "--only", "table1/digits/shared/auto/seed0"]
@@ -49,6 +54,34 @@ def test_an_experiment_without_runs_says_how_it_is_measured(tmp_path, capsys):
     told = capsys.readouterr()
     assert "--report" not in told.err
     assert told.out == f"{tmp_path / 'out' / 'memory.md'}\n"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_report_that_draws_asks_for_matplotlib_first(tmp_path, capsys, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    options, needed = Options(budget="tiny", measure=False), False
+    try:
+        EXPERIMENTS[name].report(tmp_path / "runs", tmp_path / "out", options)
+    except ImportError:
+        needed = True
+    if not needed:
+        check_figures(name)
+        return
+    root = tmp_path / "new"
+    assert main([name, "--budget", "tiny", "--root", str(root), "--report", str(root)]) == 2
+    assert "error: figures need matplotlib: pip install" in capsys.readouterr().err
+    assert not root.exists()
+
+
+def test_the_end_of_a_pipe_is_no_error(tmp_path):
+    """As of ``… --list | head -1``: whoever reads has gone."""
+    there, here = os.pipe()
+    os.close(there)
+    listing = ["-m", "nanode.experiments", "table1", "--root", str(tmp_path), "--list"]
+    command = [sys.executable, *listing]
+    done = subprocess.run(command, stdout=here, stderr=subprocess.PIPE, check=False)
+    os.close(here)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_an_interrupt_is_no_crash(tmp_path, capsys, monkeypatch):
@@ -113,6 +146,15 @@ def test_runs_that_break_off_are_an_error_and_what_is_over_is_archived(
     assert main([*ARGUMENTS, "--root", str(tmp_path / "root"), "--archive", str(path)]) == 1
     assert "seed0 (OutOfMemoryError: no memory left)" in capsys.readouterr().err
     assert path.exists()
+
+
+@pytest.mark.parametrize("option", ["--root", "--report", "--archive"])
+def test_an_empty_path_is_not_the_current_folder(tmp_path, option, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*ARGUMENTS, "--root", str(tmp_path), "--list", option, ""])
+    expected = f"argument {option}: it is empty; name a path (. is the current folder)\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 @pytest.mark.parametrize("wrong", [["--set", "epochs"], ["--budget", "long"], ["--minutes", "x"]])

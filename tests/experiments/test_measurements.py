@@ -10,6 +10,7 @@ from nanode.data import load
 from nanode.experiments import Options, measurements
 from nanode.experiments.measurements import TOLERANCE, _Coarse, fewest_steps, measure, measured
 from nanode.experiments.memory import measured_once, memory_section
+from nanode.fields import BatchNorm
 from nanode.gradients import Backprop
 from nanode.models import create
 from nanode.training import load_model, train
@@ -130,3 +131,21 @@ def test_what_a_cpu_measured_is_measured_again_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert found("tiny") == {"device": "cpu"}
     assert found() == found() == {"device": "cuda"}
+
+
+def test_statistics_on_another_grid_are_those_of_its_own_states(config):
+    """Of the first norm, whose first evaluation is of what the flow is given."""
+    torch.manual_seed(0)
+    model = create(config.model, preset=config.preset, channels=1, steps=3)
+    found = _Coarse(model, config).calibrated(2)
+    (block,) = flows(found).values()
+    norm = next(part for part in block.modules() if isinstance(part, BatchNorm))
+    starts = []
+    block.register_forward_pre_hook(lambda _, inputs: starts.append(inputs[0]))
+    with torch.no_grad():
+        for images in later_images(prepare(config).batches, config.epochs, config.calibration):
+            found(images)
+    mean = torch.stack([x.mean((0, 2, 3)) for x in starts]).mean(0)
+    assert norm.running_mean.shape[0] == 2
+    torch.testing.assert_close(norm.running_mean[0], mean, rtol=1e-4, atol=1e-5)
+    assert mean.abs().max() > 0.05

@@ -381,3 +381,15 @@ def test_room_made_under_inference_mode_can_be_trained_in(grid):
     field.eval()
     nanode.odeint(field, x, steps=4).sum().backward()
     assert len(norm.times) == 4
+
+
+def test_statistics_are_interpolated_between_times_that_no_rounding_joins():
+    norm = nanode.BatchNorm(1)
+    norm.prepare([0.0, 0.25, 0.5, 0.75])
+    norm.running_mean.copy_(torch.tensor([[0.0], [1.0], [5.0], [7.0]]))
+    shifted = [0.0, 0.2501, 0.5, 0.75]
+    assert norm.fits([0.0, 0.25, 0.5 + 6e-8, 0.75])
+    assert not norm.fits(shifted)
+    norm.prepare(shifted)
+    expected = torch.tensor([0.0, 1 + 4 * 0.0001 / 0.25, 5.0, 7.0])
+    torch.testing.assert_close(norm.running_mean[:, 0], expected)

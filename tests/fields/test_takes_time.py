@@ -58,6 +58,7 @@ def test_gradients(gradient):
         assert torch.allclose(got, expected, rtol=1e-6, atol=1e-9)
 
 
+@torch.no_grad()
 def test_the_order_survives_jumps():
     torch.manual_seed(0)
     field, x = driven(), torch.ones(1, 2, dtype=DOUBLE)

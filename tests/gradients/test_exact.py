@@ -254,6 +254,17 @@ def test_reversal_equals_backprop_up_to_rounding(solver, gradient, basis):
     assert distance(got, expected) < REVERSAL_ROUNDING
 
 
+@pytest.mark.parametrize("solver", INVERTIBLE, ids=repr)
+def test_a_solve_may_go_on_after_the_last_wanted_state(solver):
+    field, values = moving(nanode.Bucketed(4)), inputs()
+    (_, expected), (_, got) = (
+        gradients(make_block(field, solver, method, at=[0.0, 0.5], interval=(0.0, 1.0)), *values)
+        for method in (nanode.Backprop(), nanode.Reversal())
+    )
+    for name, grad in expected.items():
+        assert torch.allclose(got[name], grad, rtol=0, atol=REVERSAL_ROUNDING), name
+
+
 @pytest.mark.parametrize("gradient", [nanode.Checkpointed(chunk=5), nanode.Reversal(chunk=5)])
 def test_other_trajectories_and_fields(gradient):
     """Tables that aren't linear in the parameters, and fields made of fields."""

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -207,3 +208,38 @@ def test_reversal_holds_two_chunks_at_most(chunk):
     block(torch.randn(STATE, dtype=DOUBLE, requires_grad=True)).sum().backward()
     # A step may straddle two chunks, whatever the number of steps, and one row the constants.
     assert spy.most_alive <= 2 * chunk + 1
+
+
+@pytest.mark.parametrize(
+    "solver", [nanode.Leapfrog(), nanode.ReversibleHeun(), nanode.Coupled()], ids=repr
+)
+def test_steps_after_the_last_wanted_state_are_undone_and_forgotten(solver):
+    field = one_weight()
+    block = nanode.ODEBlock(
+        field, 40, solver, nanode.Reversal(chunk=4), at=[0.0, 0.25], interval=(0.0, 1.0)
+    )
+    spy = Spy(field)
+    block(torch.randn(STATE, dtype=DOUBLE, requires_grad=True)).sum().backward()
+    assert spy.most_alive <= 2 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"),
+    [(nanode.Checkpointed(), nanode.Euler()), (nanode.Reversal(), nanode.Leapfrog())],
+    ids=repr,
+)
+def test_conditioning_is_not_held_after_the_backward_pass(gradient, solver):
+    x, factor = torch.ones(2, requires_grad=True), torch.ones(2)
+    y = nanode.odeint(
+        lambda t, x, factor: factor * x,
+        x,
+        steps=2,
+        solver=solver,
+        gradient=gradient,
+        conditioning=(factor,),
+    )
+    y.sum().backward()
+    alive = weakref.ref(factor)
+    del factor
+    assert alive() is None
+    assert y.grad_fn is not None  # which is still there

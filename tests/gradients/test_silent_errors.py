@@ -42,6 +42,14 @@ def test_a_hidden_tensor_is_an_error(gradient, solver, kind):
     assert "Backprop" in str(error.value)
 
 
+@pytest.mark.parametrize("solver", [nanode.Euler(), nanode.Leapfrog()], ids=repr)
+def test_the_start_itself_may_not_be_hidden(solver):
+    """In the first evaluation, here the only one, it is at the state's own place in memory."""
+    x, _ = inputs()
+    with pytest.raises(ValueError, match="neither x, conditioning, nor a parameter"):
+        nanode.odeint(lambda t, y: x * y, x, steps=1, solver=solver, gradient=nanode.Checkpointed())
+
+
 def test_a_hidden_tensor_gets_its_gradient_by_backprop():
     hidden = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
     x = torch.ones(1, dtype=DOUBLE)

@@ -228,6 +228,40 @@ def test_moments_of_a_large_mean(device):
     assert (rstd / exact_rstd - 1).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("by", ["kernel", "reference"])
+def test_nothing_flows_back_through_a_norm_of_zeros(by, device):
+    """ReLU's derivative at 0 is 0, as torch's is."""
+    p = Problem(device, 147, 48, 16)
+    for norm in (p.norm, p.inner):
+        norm.weight[::2] = norm.bias[::2] = 0
+    kernels = [activate_sums, project_backward_sums, expand_backward]
+    references = [
+        activate_sums_reference,
+        project_backward_sums_reference,
+        expand_backward_reference,
+    ]
+    activated, projected, expanded = kernels if by == "kernel" else references
+    found = [
+        activated(p.g, p.x, p.norm),
+        projected(p.gh, p.x, p.norm, p.down)[0],
+        expanded(p.g, 0.3, p.h, p.inner, p.up)[1],
+    ]
+    for sums in found:
+        assert not sums[:, ::2].any()
+        assert sums[:, 1::2].all()
+
+
+def test_references_multiply_what_kernels_multiply():
+    """Activations in the precision of the matrix."""
+    p = Problem("cpu", 147, 48, 16)
+    active = wide(activate_reference(p.x, p.norm, dtype=bf16))
+    _, gw = project_backward_sums_reference(p.gh, p.x, p.norm, p.down)
+    assert off_by(gw, wide(p.gh).mT @ active).max() < TIGHT
+    inner = wide(activate_reference(p.h, p.inner, dtype=bf16))
+    _, _, gw = expand_backward_reference(p.g, 0.3, p.h, p.inner, p.up)
+    assert off_by(gw, wide((0.3 * p.g).to(bf16)).mT @ inner).max() < TIGHT
+
+
 def test_the_state_may_be_overwritten(device):
     p = Problem(device, 147, 64, 16)
     args = (p.h, p.inner, p.up, 0.3)

@@ -15,6 +15,7 @@ import nanode
 from nanode.models import create, names
 from nanode.models.classifier import PRESETS
 from nanode.models.flows import SOLVERS
+from nanode.models.layers import group_norm
 
 GOLDEN = Path(__file__).with_name("golden.json")
 MODELS = [name.replace("-D", "-3") for name in names()]
@@ -142,6 +143,13 @@ def test_group_norms_divide_any_width(preset):
     create("anode", preset=preset, norm="group")
 
 
+@pytest.mark.parametrize(
+    ("features", "groups"), [(4, 1), (16, 2), (60, 6), (64, 8), (256, 32), (1024, 32)]
+)
+def test_groups_have_about_eight_features_and_are_at_most_32(features, groups):
+    assert group_norm(features).num_groups == groups
+
+
 def test_constant_norms_stay_out_of_the_trajectory():
     model = create("b-nanode-3", preset="tiny", moving_norms=False)
     (block,) = (part for part in model.modules() if isinstance(part, nanode.ODEBlock))
@@ -188,6 +196,9 @@ def test_steps_count_evaluations(solver):
         ({"name": "chebyshev-D-independent"}, "such as 'chebyshev-10-independent'"),
         ({"name": "b-nanode-0"}, "at least 1"),
         ({"name": "auto-3"}, "got 'auto-3'"),
+        ({"name": "t-nanode-03"}, "got 't-nanode-03'. Did you mean 't-nanode-D'"),
+        ({"name": "t-nanode-３"}, "got 't-nanode-３'. Did you mean 't-nanode-D'"),
+        ({"name": "t-nanode-٣-orthogonal"}, "got 't-nanode-٣-orthogonal'. Did you mean 't-nano"),
         ({"name": "auto", "preset": "papper"}, "Did you mean 'paper'"),
         ({"name": "auto", "solver": ["euler"]}, "solver must be one of euler, .*; got"),
         ({"name": "auto", "solver": "eulr"}, "Did you mean 'euler'"),
@@ -234,6 +245,11 @@ def test_every_bucket_gets_a_gradient(name, options):
 def test_buckets_that_are_never_used_are_told(options, message):
     with pytest.warns(UserWarning, match=message):
         create("b-nanode-5", preset="tiny", **options)
+
+
+@pytest.mark.filterwarnings("error")
+def test_as_many_steps_as_buckets_use_all_of_them():
+    create("b-nanode-5", preset="tiny", steps=5)
 
 
 if __name__ == "__main__":

@@ -333,6 +333,19 @@ def test_rounded_times_are_on_a_grid_of_steps():
         nanode.odeint(field, x, steps=10, at=[0.0, 0.55, 1.0])
 
 
+def test_a_coarse_time_between_narrow_steps_is_on_none_of_them():
+    """Single precision rounds times near 1,000 to 6e-5, and a tolerance may be wider than that."""
+    grid = Given([1000.0, 1000.001, 1000.002]).grid(1000.0, 1000.002)
+    assert grid.holds(1000.00101, slack=5e-4)
+    assert not grid.holds(1000.0014, slack=5e-4)
+
+
+def test_slack_is_at_most_an_eighth_of_the_narrowest_step():
+    grid = Grid(tuple(Fraction(k, 10**7) for k in (0, 1, 9)), slack=1e-6)
+    assert grid.slack <= 1e-7 / 8
+    assert not grid.holds(1.3e-7)
+
+
 def test_times_lie_on_a_grid_whose_end_was_rounded():
     end = float(torch.tensor(0.7))
     block = nanode.ODEBlock(bucketed(7, (0.0, end)), 10, interval=(0.0, end), at=[0.35, 0.7])

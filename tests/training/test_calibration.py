@@ -186,6 +186,20 @@ def test_a_field_that_is_solved_without_a_block():
     torch.testing.assert_close(ours.running_var, expected.running_var, **CLOSE)
 
 
+def test_code_that_calls_no_hooks_is_calibrated_too():
+    """As compiled code doesn't."""
+    found = []
+    for hooked in (True, False):
+        torch.manual_seed(0)
+        network = nn.Sequential(nanode.BatchNorm(4), nn.ReLU(), nn.Linear(4, 4))
+        block = nanode.ODEBlock(nanode.Autonomous(network), 2)
+        calibrate(block, block if hooked else block.forward, batches())
+        found.append([network[0].running_mean, network[0].running_var])
+    for ours, expected in zip(*found, strict=True):
+        assert expected.std() > 0
+        torch.testing.assert_close(ours, expected, **CLOSE)
+
+
 def test_compiled_code_is_calibrated_too():
     torch._dynamo.reset()
     found = []

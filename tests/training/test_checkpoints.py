@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nanode.training.checkpoints import (
+    Unreadable,
     last_checkpoint,
     load_checkpoint,
     load_weights,
@@ -54,6 +55,14 @@ def test_the_new_file_comes_in_one_move(tmp_path, monkeypatch):
     assert names(tmp_path) == ["run.json"]
 
 
+def test_what_is_written_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done, move = [], os.replace
+    monkeypatch.setattr("os.fsync", lambda file: done.append("reach the disk"))
+    monkeypatch.setattr("os.replace", lambda *paths: done.append("move") or move(*paths))
+    write_text(tmp_path / "run.json", "new")
+    assert done == ["reach the disk", "move"]
+
+
 def test_a_failed_write_of_a_folder_leaves_nothing(tmp_path):
     def write(half):
         half.mkdir()
@@ -93,6 +102,13 @@ def test_weights_with_notes(tmp_path):
     path.write_bytes(b"half")
     with pytest.raises(ValueError, match="can't be read"):
         weights_notes(path)
+
+
+def test_weights_in_any_memory_format_are_saved(tmp_path):
+    path = tmp_path / "final.safetensors"
+    weight = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
+    save_weights(path, {"weight": weight, "transposed": torch.ones(2, 3).T})
+    assert torch.equal(load_file(path)["weight"], weight)
 
 
 def test_weights_without_notes_are_refused(tmp_path):
@@ -139,6 +155,28 @@ def test_the_last_one_is_kept(tmp_path, config):
     assert names(tmp_path / "checkpoints") == ["step-00000012"]
 
 
+def test_the_last_one_counts_in_whatever_order_a_folder_lists_them(tmp_path):
+    for step in torch.randperm(39).tolist():
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    assert last_checkpoint(tmp_path).name == "step-00000038"
+
+
+def test_one_that_is_there_already_stays(tmp_path, config):
+    _, path = saved(tmp_path, config, 3)
+    before = (path / "state.pt").read_bytes()
+    setup = setup_of(config, nn.Linear(2, 2))
+    assert save_checkpoint(tmp_path, setup, Progress(step=3), {}, batches=[7]) == path
+    assert (path / "state.pt").read_bytes() == before
+
+
+def test_what_a_killed_process_has_left_half_written_goes(tmp_path, config):
+    half = tmp_path / "checkpoints" / ".step-00000002.123.half"
+    half.mkdir(parents=True)
+    (half / "weights.safetensors").write_bytes(b"half")
+    _, path = saved(tmp_path, config)
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_a_checkpoint_holds_what_was_put_in(tmp_path, config):
     setup, _ = saved(tmp_path, config)
     drawn = torch.rand(3)
@@ -161,8 +199,46 @@ def test_refuses_another_configuration(tmp_path, config):
         load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 3)))
 
 
-def test_refuses_a_damaged_one(tmp_path, config):
+@pytest.mark.parametrize(("content", "why"), [(b"half", r"\(\w+: .*"), (b"", r"\(EOFError\b.*")])
+def test_refuses_a_damaged_one(tmp_path, config, content, why):
     _, path = saved(tmp_path, config)
-    (path / "state.pt").write_bytes(b"half")
-    with pytest.raises(ValueError, match=r"can't be read.*delete it to start over"):
+    (path / "state.pt").write_bytes(content)
+    with pytest.raises(Unreadable, match=f"can't be read (?s:{why})delete it to start over"):
         load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("lost", ["config", "optimizer", "random"])
+def test_refuses_one_that_lacks_something(tmp_path, config, lost):
+    _, path = saved(tmp_path, config)
+    state = torch.load(path / "state.pt", weights_only=True)
+    del state[lost]
+    torch.save(state, path / "state.pt")
+    with pytest.raises(Unreadable, match=f"step-00000003 can't be read .*'{lost}'.*delete it"):
+        load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 2)))
+
+
+def test_refuses_one_without_some_weights(tmp_path, config):
+    _, path = saved(tmp_path, config)
+    save_file({"weight": torch.ones(2, 2)}, path / "weights.safetensors")
+    with pytest.raises(Unreadable, match=r"step-00000003 is of another model(?s:.*)delete it to"):
+        load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 2)))
+
+
+def test_no_memory_is_no_fault_of_the_checkpoint(tmp_path, config, monkeypatch):
+    def full(*arguments, **options):
+        raise torch.OutOfMemoryError("no memory left")
+
+    saved(tmp_path, config)
+    setup = setup_of(config, nn.Linear(2, 2))
+    monkeypatch.setattr(setup.optimizer, "load_state_dict", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_checkpoint(tmp_path, setup)
+
+
+def test_a_copy_beside_the_checkpoints_is_none(tmp_path, config):
+    _, path = saved(tmp_path, config)
+    other = path.with_name("step-backup")
+    other.mkdir()
+    assert last_checkpoint(tmp_path) == path
+    saved(tmp_path, config, 5)
+    assert names(path.parent) == ["step-00000005", "step-backup"]

@@ -21,6 +21,7 @@ from nanode.training.config import differences
         (lambda: OptimizerConfig(name="adamv"), "one of sgd, adamw; got 'adamv'.*mean 'adamw'"),
         (lambda: OptimizerConfig(lr=0.0), "optimizer.lr must be a finite number above 0, got 0"),
         (lambda: OptimizerConfig(lr=float("nan")), "optimizer.lr must be a finite number.*nan"),
+        (lambda: OptimizerConfig(lr=10**400), "optimizer.lr must be a finite number above 0"),
         (lambda: OptimizerConfig(weight_decay=-1.0), "weight_decay.*at least 0, got -1"),
         (lambda: OptimizerConfig(momentum=1.0), "momentum.*at least 0 and below 1, got 1"),
         (lambda: OptimizerConfig(nesterov=1), "nesterov must be true or false, got 1"),

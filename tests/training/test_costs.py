@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import nanode
 from nanode.block import flows
 from nanode.training.costs import describe, measure_costs
 from nanode.training.setup import prepare
@@ -50,6 +51,30 @@ def test_saved_bytes_counted_by_hand(config, monkeypatch):
     # The sigmoid's output, log-probabilities, labels and the loss's total weight.
     assert found.saved_bytes == 128 * 32 * 4 + 128 * 10 * 4 + 128 * 8 + 4
     assert found.flow_activation_bytes == found.flow_peak_bytes == 0
+
+
+def test_a_flow_that_is_called_twice_holds_twice(config, monkeypatch):
+    class Repeated(nn.Module):
+        def __init__(self, times):
+            super().__init__()
+            field = nanode.TimeVarying(nn.Linear(64, 64), nanode.Legendre(degree=1))
+            self.flow, self.times = nanode.ODEBlock(field, steps=3), times
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, images):
+            x = images.flatten(1)
+            for _ in range(self.times):
+                x = self.flow(x)
+            return self.head(x)
+
+    found = []
+    for times in (1, 2):
+        monkeypatch.setattr("nanode.training.setup.create", lambda *_, n=times, **__: Repeated(n))
+        found.append(costs(config))
+    for times, step in enumerate(found, start=1):
+        # The states that steps begin with, but for x, which is the caller's.
+        assert step.flow_activation_bytes == times * 2 * 128 * 64 * 4
+        assert step.flow_table_bytes == times * 3 * 64 * 64 * 4
 
 
 @pytest.mark.parametrize(

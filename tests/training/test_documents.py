@@ -27,6 +27,7 @@ def parsed(text):
         ("epochs: true", "epochs must be a whole number, got True"),
         ("epochs: null", "epochs must be a whole number, got None"),
         ("compile: 1", "compile must be true or false, got 1"),
+        ("optimizer: {lr: true}", "optimizer.lr must be a number, got True"),
         ("optimizer: sgd", "my.yaml: optimizer must map keys to values, got 'sgd'"),
         ("optimizer: {lr: -1}", "my.yaml: optimizer.lr must be a finite number above 0"),
         ("optimizer: {name: adamw, betas: 0.9}", "optimizer.betas must be a list, got 0.9"),
@@ -34,6 +35,13 @@ def parsed(text):
         ("epochs: 1\nepochs: 2", "my.yaml is no YAML: the key 'epochs' is given twice"),
         ("epochs: [", "my.yaml is no YAML"),
         ("seed: 2023-02-30", "my.yaml is no YAML: day is out of range"),
+        ("seed: 010", "seed must be a whole number, got '010'"),
+        ("epochs: 1:30", "epochs must be a whole number, got '1:30'"),
+        ("optimizer: {lr: 1:30.5}", "optimizer.lr must be a number, got '1:30.5'"),
+        ("average: 1" + 400 * "0", "my.yaml: average must be a finite number"),
+        ("options: {x: " + 5000 * "[" + 5000 * "]" + "}", "my.yaml is no YAML: .* too deeply"),
+        ("schedule: {<<: 3}", "my.yaml is no YAML: (?s:.*)expected a mapping or list"),
+        ("optimizer: {<<: {lr: 1}, lr: 2, lr: 3}", "the key 'lr' is given twice"),
         ("options: !!python/object:os.system {}", "my.yaml is no YAML"),
     ],
 )
@@ -60,6 +68,22 @@ def test_numbers_as_people_write_them(written, value):
     found = parsed(f"{BASE}optimizer: {{lr: {written}}}").optimizer.lr
     assert found == value
     assert isinstance(found, float)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("0", 0), ("-12", -12), ("+7", 7), ("1_000", 1000), ("0x1F", 31)]
+)
+def test_whole_numbers_as_people_write_them(written, value):
+    assert parsed(f"{BASE}options: {{steps: {written}}}").options == {"steps": value}
+
+
+def test_mappings_can_be_merged():
+    text = "schedule: &one {start: 0.3, end: 0.01}\noptimizer: {lr: 0.2}\noptions:\n"
+    found = parsed(f"{BASE}{text}  deep: {{two: &two {{<<: *one, end: 0.5}}}}\n  <<: *two")
+    # What is given beside a merge goes before what it brings, also where that is merged again.
+    two = {"start": 0.3, "end": 0.5}
+    assert found.options == {"deep": {"two": two}, **two}
+    assert found.schedule.start == 0.3
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -1,11 +1,14 @@
 """What is evaluated: which weights, which statistics, which images."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from nanode.data import Batches, load
 from nanode.gradients import compiled
 from nanode.training import (
     OptimizerConfig,
@@ -15,6 +18,7 @@ from nanode.training import (
     train,
 )
 from nanode.training.checkpoints import last_checkpoint
+from nanode.training.evaluation import score
 from nanode.training.setup import Setup, prepare
 
 
@@ -76,6 +80,22 @@ def test_a_score_does_not_depend_on_the_batches(config):
     assert other.accuracy == found.accuracy
     # The same sum of float32 losses in another order.
     assert other.loss == pytest.approx(found.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_score_leaves_the_mode_alone_and_shows_batches_of_one_size(training):
+    """Compiled code would be compiled once more for the last, smaller one."""
+    model, sizes = nn.Linear(64, 10).train(training), []
+
+    def forward(images):
+        sizes.append(len(images))
+        assert not model.training
+        return nn.functional.linear(images.flatten(1), model.weight)
+
+    model.forward = forward
+    score(model, Batches(load("digits").test, 100, shuffle=False), nullcontext())
+    assert sizes == [100] * 4  # of 360
+    assert model.training is training
 
 
 def test_a_run_that_must_not_look_at_the_test_images(tmp_path, config, perceptron, monkeypatch):

@@ -1,12 +1,13 @@
 """Interrupted runs go on as if nothing had happened."""
 
 import errno
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from nanode.training import (
     AugmentConfig,
@@ -123,6 +124,41 @@ def test_what_was_being_written_when_a_process_was_killed_is_removed(
     interrupt(100)
     train(config, folder)
     assert not list(folder.rglob(".*"))
+
+
+def without_batches(state, weights):
+    del state["batches"]
+
+
+def with_another_entry(state, weights):
+    state["progress"]["more"] = 1
+
+
+def without_an_average(state, weights):
+    del weights[next(name for name in weights if name.startswith("average/"))]
+
+
+@pytest.mark.parametrize("damage", [without_batches, with_another_entry, without_an_average])
+def test_a_damaged_checkpoint_is_named_and_the_record_stays(
+    tmp_path, config, perceptron, interrupt, damage
+):
+    config = replace(config, options={}, checkpoint_every=3)
+    interrupt(5)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path)
+    folder, record = tmp_path / "checkpoints/step-00000003", tmp_path / "run.json"
+    state = torch.load(folder / "state.pt", weights_only=True)
+    weights = load_file(folder / "weights.safetensors")
+    damage(state, weights)
+    torch.save(state, folder / "state.pt")
+    save_file(weights, folder / "weights.safetensors")
+    interrupt(100)
+    before = record.read_bytes()
+    with pytest.raises(ValueError, match=f"{folder} can't be read .*; delete it to start over"):
+        train(config, tmp_path)
+    assert record.read_bytes() == before
+    shutil.rmtree(folder)
+    assert train(config, tmp_path).status == "finished"
 
 
 # ---- what else a folder may hold

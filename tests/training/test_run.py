@@ -1,5 +1,6 @@
 """Whole runs on real digits."""
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +25,7 @@ from nanode.training import (
 )
 from nanode.training.locks import locked
 from nanode.training.loop import Loop
-from nanode.training.setup import prepare
+from nanode.training.setup import make_fabric, prepare
 
 
 def test_learns_digits(tmp_path):
@@ -111,6 +112,40 @@ def test_without_fabric(tmp_path, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     with pytest.raises(ImportError, match=r"pip install nanode\[train\]"):
         train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LT_DEVICES": "2", "LT_STRATEGY": "ddp", "LT_PRECISION": "16-true", "LT_NUM_NODES": "3"},
+        {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "train"},
+        {"LT_ACCELERATOR": "tpu"},
+    ],
+)
+def test_a_run_takes_one_device_whatever_a_cluster_has(config, variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    fabric = make_fabric(config)
+    assert (fabric.world_size, fabric.global_rank) == (1, 0)
+    assert fabric.device == torch.device("cpu")
+    assert fabric.autocast().__enter__() is None
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    fabric.setup_optimizers(optimizer)
+    assert {name: os.environ[name] for name in variables} == variables
+
+
+def test_one_of_several_processes_of_a_run_is_refused(tmp_path, config, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, as under torchrun"):
+        train(config, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_precision_is_no_news(config, caplog):
+    caplog.set_level("INFO")
+    with make_fabric(replace(config, precision="bf16-mixed")).autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert caplog.records == []
 
 
 def test_a_missing_gpu(tmp_path, config, monkeypatch):

@@ -299,6 +299,12 @@ def test_smoothness_of_buckets_is_by_differences(form):
     assert nanode.smoothness_penalty(moving).item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_buckets_have_the_energy_of_their_columns(form):
+    """‖W‖² is the number of columns, 2 here, for two units of time."""
+    moving = stirred(path(form, nanode.Bucketed(4, interval=(0.0, 2.0)), {"w": torch.randn(3, 2)}))
+    assert moving.energy(0).item() == pytest.approx(2 * 2, rel=1e-12)
+
+
 def test_penalties_count_a_weight_once(form):
     field = stirred(nanode.TimeVarying(nn.Linear(4, 3), nanode.Legendre(2), orthogonal=form))
     squares = sum((p.detach().numpy() ** 2).sum() for p in field.parameters())

@@ -1,7 +1,9 @@
 """A block as ordinary modules computes what the block does."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -82,12 +84,39 @@ def test_what_moves_is_independent_and_what_is_constant_is_shared():
     assert (shared.grad - block.field.module[0].weight.grad).abs().max() < 1e-13
 
 
-def test_frozen_weights_stay_frozen():
-    field = FIELDS["moving"]()
-    field.trajectory.requires_grad_(False)
-    assert not any(
-        p.requires_grad for p in nanode.materialise(nanode.ODEBlock(field, 2)).parameters()
-    )
+@pytest.mark.parametrize("kind", ["moving", "some", "constant"])
+def test_frozen_weights_stay_frozen(kind):
+    field = FIELDS[kind]().requires_grad_(False)
+    plain = nanode.materialise(nanode.ODEBlock(field, 2))
+    assert not any(p.requires_grad for p in plain.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_mode_is_the_blocks(training):
+    block = nanode.ODEBlock(FIELDS["moving"](), 2).train(training)
+    assert nanode.materialise(block).training is training
+
+
+def test_weights_that_layers_share_are_one_in_each_evaluation():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    module[2].weight = module[0].weight
+    block = nanode.ODEBlock(nanode.TimeVarying(module, nanode.Legendre(1)), 4)
+    plain = nanode.materialise(block)
+    assert all(e[0].weight is e[2].weight for e in plain.evaluations)
+    # A shared weight and two biases.
+    assert sum(p.numel() for p in plain.parameters()) == 4 * (9 + 3 + 3)
+
+
+def test_nothing_of_the_block_is_kept():
+    block = nanode.ODEBlock(nanode.TimeVarying(nn.Linear(3, 3), nanode.Legendre(2)), 4)
+    x = torch.randn(2, 3)
+    expected = block(x)
+    basis = weakref.ref(block.field.trajectory.basis)
+    plain = nanode.materialise(block)
+    del block
+    gc.collect()
+    assert basis() is None
+    assert torch.equal(plain(x), expected)
 
 
 def test_modes_are_those_of_the_parts():

@@ -133,6 +133,8 @@ def load(
     for option in options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}, only {', '.join(known)}")
-    folder = data_root(root)
+    made = SOURCES[name]
+    embedded = isinstance(made, Generated) and stills.SOURCES[made.source].embedded
+    folder = Path() if embedded else data_root(root)
     with stills.usable(folder):
         return SOURCES[name](Place(folder, torch.device(device), download, progress), **options)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.models.video import SVG
-from nanode.training.checkpoints import load_checkpoint, load_weights, weights_notes
+from nanode.training.checkpoints import load_checkpoint, load_weights, reading, weights_notes
 from nanode.training.progress import Clock
 from nanode.training.recording import carry_out, finished, opened, run_once
 from nanode.training.records import Times
@@ -72,8 +72,10 @@ def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
     """Bring the setup to where the last checkpoint was written."""
-    found = load_checkpoint(folder, setup)
-    return VideoProgress() if found is None else VideoProgress.from_state(found[1]["progress"])
+    if (found := load_checkpoint(folder, setup)) is None:
+        return VideoProgress()
+    with reading(folder):
+        return VideoProgress.from_state(found[1]["progress"])
 
 
 def _finish(loop: VideoLoop) -> VideoMetrics:

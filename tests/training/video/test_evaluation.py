@@ -12,7 +12,12 @@ from nanode.training.video import (
     train_video,
     trivial_scores,
 )
-from nanode.training.video.evaluation import best_samples, norm_statistics, open_task
+from nanode.training.video.evaluation import (
+    _compared,
+    best_samples,
+    norm_statistics,
+    open_task,
+)
 from nanode.training.video.generation import columns_of
 from nanode.training.video.metrics import psnr, ssim
 from tests.training.video.conftest import squares
@@ -183,6 +188,22 @@ def test_the_best_sample_has_the_best_mean_similarity():
     best, values = best_samples(made, future)
     assert best.tolist() == [1, 1]
     assert values.shape == (2, 3, 3)
+
+
+def test_all_frames_are_of_the_one_sample_that_is_best_on_average():
+    """Another one is better at the first frame, and another at the last."""
+    future = torch.rand(1, 3, 1, 16, 16)
+    noise = torch.tensor([[0.3, 0.3, 0.0], [0.01, 0.01, 0.3], [0.0, 0.3, 0.3]])
+    noise = noise[None, :, :, None, None, None]
+    made = (future[:, None] + noise * torch.randn(1, 3, 3, 1, 16, 16)).clamp(0, 1)
+    best, similar = best_samples(made, future)
+    assert best.tolist() == [1]
+    assert similar[0, :, 2].argmax() == 0
+    found = _compared(made, future)
+    for name, metric in (("psnr", psnr), ("ssim", ssim)):
+        every = torch.stack([metric(sample, future[0]) for sample in made[0]])
+        torch.testing.assert_close(found[name][0], every[1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[f"average_{name}"][0], every.mean(0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,16 @@ def test_a_finished_run_is_not_repeated(tmp_path, config, interrupt):
         train_video(replace(config, beta=0.1), tmp_path)
     with pytest.raises(ValueError, match="holds a run already"):
         train_video(config, tmp_path, resume=False)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path, config, interrupt):
+    interrupt(5)
+    with pytest.raises(KeyboardInterrupt):
+        train_video(replace(config, checkpoint_every=4), tmp_path)
+    interrupt(100)
+    path = tmp_path / "checkpoints/step-00000004"
+    state = torch.load(path / "state.pt", weights_only=True)
+    del state["progress"]["curves"]
+    torch.save(state, path / "state.pt")
+    with pytest.raises(ValueError, match=f"{path} can't be read .*'curves'.*delete it to start"):
+        train_video(config, tmp_path)
