@@ -69,7 +69,7 @@ def test_a_vector_that_vanishes_elsewhere_is_found_by_its_time():
         (
             nanode.Skew(),
             torch.randn(3, 4),
-            r"'w' of shape \(3, 4\) can't be started: .*square.*4×3",
+            r"'w' of shape \(3, 4\) can't be started: .*square",
         ),
         (
             nanode.Householder(4),
