@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from nanode.fields import Field, as_field, prepare_norms
+from nanode.fields import Callback, Field, as_field, prepare_norms
 from nanode.fields.field import refuse_running_statistics
 from nanode.fields.norms import BatchNorm
 from nanode.fields.walk import parts_of
@@ -125,6 +125,14 @@ def make_plan(
             f"the weights jump at t = {crossed[0]:.4g}, inside a step: each step uses one bucket "
             f"throughout, and {stepper!r} falls back to order 1. Use steps=nanode.Aligned(...), or "
             "a number of steps that the number of buckets divides",
+            stacklevel=3,
+        )
+    hidden = field.hidden_jumps if isinstance(field, Callback) else ()
+    if stepper.order > 1 and any(low < t < high for t in hidden):
+        warnings.warn(
+            f"f calls a field whose weights jump at t = {hidden[0]:.4g}: the solver doesn't know "
+            f"of that, and {stepper!r} falls back to order 1. Wrap the whole of f instead: "
+            "nanode.TimeVarying(module, basis, takes_time=True)",
             stacklevel=3,
         )
     bound = stepper.bind(grid.steps)

@@ -4,6 +4,7 @@ A signal is a request to a run, the end of anything else, and never comes inside
 """
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -59,11 +60,21 @@ def raised() -> Iterator[None]:
         yield
 
 
-def unread() -> int:
-    """The exit status where nobody reads what is printed, as behind ``| head``."""
-    with suppress(OSError, ValueError):  # else Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141  # as of what SIGPIPE ends
+def unread() -> bool:
+    """Whether nobody reads what is printed, as behind ``| head``; it then leads nowhere.
+
+    A program ends with status 141 there, as of the signal SIGPIPE.
+    """
+    with suppress(OSError, ValueError):
+        number = sys.stdout.fileno()
+        if hasattr(select, "poll"):  # else it is taken for granted, some pipe having broken
+            asked = select.poll()
+            asked.register(number, select.POLLOUT)
+            if not any(event & select.POLLERR for _, event in asked.poll(0)):
+                return False
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), number)  # else Python would complain at its end
+    return True
 
 
 @contextmanager

@@ -10,9 +10,11 @@ motion. An expansion also has energies of its own coefficients, :math:`\|\alpha_
 which add up to the same only where the basis is orthogonal.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,11 +25,13 @@ from torch import Tensor, nn
 from nanode.analysis.drawing import Findings, axes
 from nanode.analysis.subject import field_of
 from nanode.analysis.weights import in_double
+from nanode.bases import Basis
 from nanode.bases.quadrature import gauss
 from nanode.block import ODEBlock
 from nanode.fields import Field, Gated, TimeVarying
 from nanode.stages import Stage, Stages
 from nanode.trajectories import Expansion, Joined
+from nanode.trajectories.trajectory import Named
 from nanode.values import checked_count
 
 
@@ -71,7 +75,7 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
     """Energy by order of every weight of a field that moves.
 
     Integrals are Gauss–Legendre sums on each piece between breakpoints, which is halved until the
-    sums settle, so that fast motion isn't missed.
+    sums settle, so that fast motion isn't missed. Of an expansion they are of its basis alone.
 
     >>> import nanode, torch
     >>> field = nanode.TimeVarying(torch.nn.Linear(2, 2, bias=False), nanode.Chebyshev(degree=3))
@@ -81,87 +85,109 @@ def trajectory_spectrum(field: Field | ODEBlock, orders: int = 30) -> Trajectory
     inner = field_of(field)
     interval = inner.interval or (0.0, 1.0)
     orders = checked_count("orders", orders, least=0)
-    edges = sorted({*interval, *(t for t in inner.breakpoints if interval[0] < t < interval[1])})
-    projected: dict[str, Tensor] = {}
-    total: dict[str, float] = {}
-    # Piece by piece: a hundred buckets have thousands of nodes.
-    for piece in pairwise(edges):
-        whole = _sums(inner, piece, piece[0], interval, orders)
-        for name, (part, energy) in _settled(inner, piece, interval, orders, whole).items():
-            projected[name] = projected[name] + part if name in projected else part
-            total[name] = total.get(name, 0.0) + energy
-    if not projected:
+    inside = (t for t in inner.breakpoints if interval[0] < t < interval[1])
+    sums = _Sums(interval, sorted({*interval, *inside}), orders)
+    moving = [*inner.weights(_stages([interval[0]], interval[0])).moving]
+    if not moving:
         raise ValueError("no weight of this field moves in time")
-    by_order = {name: part.abs().square().sum(1) for name, part in projected.items()}
-    own = {
-        prefix + name: in_double(alpha).cpu().abs().square().sum(1) * part.basis.gram(0).diagonal()
-        for prefix, part in _expansions(inner)
-        for name, alpha in part.coefficients
-    }
-    return TrajectorySpectrum(by_order, total, own)
+    found: dict[str, _Sum] = {}
+    own: dict[str, Tensor] = {}
+    for prefix, part in _expansions(inner):
+        on_orders = sums.of(partial(_values, part.basis))[""].on_orders
+        gram = part.basis.gram(0)
+        for name, stored in part.coefficients:
+            alpha = in_double(stored).cpu()
+            alpha = alpha.reshape(len(alpha), -1)
+            energy = float((alpha.conj() * (gram.to(alpha) @ alpha)).sum().real)
+            found[prefix + name] = _Sum(on_orders.to(alpha) @ alpha, energy)
+            own[prefix + name] = alpha.abs().square().sum(1) * gram.diagonal()
+    if others := [name for name in moving if name not in found]:
+
+        def tables(stages: Stages) -> Named:
+            made = inner.weights(stages).moving
+            return {name: made[name] for name in others}
+
+        found |= sums.of(tables)
+    by_order = {name: found[name].on_orders.abs().square().sum(1) for name in moving}
+    return TrajectorySpectrum(by_order, {name: found[name].energy for name in moving}, own)
 
 
-#: Of a weight: its projection on each order, and its energy, over some part of the interval.
-_Sums = dict[str, tuple[Tensor, float]]
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """Of a table: its projection on each order, and its energy, over some part of the interval."""
+
+    on_orders: Tensor
+    energy: float
+    #: What the table's numbers were rounded by, relative to their size.
+    rounding: float = 0.0
+
+
 #: How far the sums of both halves may be from those of the whole, as a share of the energy; and how
 #: often a piece is halved.
-SETTLED, HALVINGS = 1e-5, 10
+SETTLED, HALVINGS = 1e-5, 8
 
 
-def _sums(
-    field: Field,
-    part: tuple[float, float],
-    start: float,
-    interval: tuple[float, float],
-    orders: int,
-) -> _Sums:
-    """Gauss–Legendre sums over a part of the piece that starts at ``start``."""
-    nodes, weights = gauss(part, count=orders + 16)
-    polynomials = _orthonormal(nodes, interval, orders)
-    found = {}
-    for name, table in field.weights(_stages(nodes.tolist(), start)).moving.items():
-        flat = in_double(table).reshape(len(table), -1).cpu()
-        energy = float(weights @ flat.abs().square().sum(1))
-        found[name] = polynomials.T.to(flat) @ (weights[:, None] * flat), energy
-    return found
+@dataclass(frozen=True)
+class _Sums:
+    """Integrals over an interval of functions that are smooth between edges."""
+
+    interval: tuple[float, float]
+    edges: list[float]
+    orders: int
+
+    def of(self, tables: Callable[[Stages], Named]) -> dict[str, _Sum]:
+        """The sums of all tables, each (stages, ...)."""
+        found: dict[str, _Sum] = {}
+        # Piece by piece: a hundred buckets have thousands of nodes.
+        for piece in pairwise(self.edges):
+            ahead = [(piece, self._over(tables, piece, piece[0]), HALVINGS)]
+            while ahead:
+                (low, high), rough, left = ahead.pop()
+                middle = (low + high) / 2
+                parts = (low, middle), (middle, high)
+                halves = [(part, self._over(tables, part, piece[0])) for part in parts]
+                fine = _added(*(sums for _, sums in halves))
+                if left and not all(_alike(rough[name], fine[name]) for name in fine):
+                    ahead += [(part, sums, left - 1) for part, sums in halves]
+                else:
+                    found = _added(found, fine)
+        return found
+
+    def _over(
+        self, tables: Callable[[Stages], Named], part: tuple[float, float], start: float
+    ) -> dict[str, _Sum]:
+        """Gauss–Legendre sums over a part of the piece that starts at ``start``."""
+        nodes, weights = gauss(part, count=self.orders + 16)
+        polynomials = _orthonormal(nodes, self.interval, self.orders)
+        found = {}
+        for name, table in tables(_stages(nodes.tolist(), start)).items():
+            flat = in_double(table).reshape(len(table), -1).cpu()
+            energy = float(weights @ flat.abs().square().sum(1))
+            on_orders = polynomials.T.to(flat) @ (weights[:, None] * flat)
+            found[name] = _Sum(on_orders, energy, torch.finfo(table.dtype).eps)
+        return found
 
 
-def _settled(
-    field: Field,
-    piece: tuple[float, float],
-    interval: tuple[float, float],
-    orders: int,
-    whole: _Sums,
-) -> _Sums:
-    """The sums over a piece, each part of it halved until that changes little."""
-    ahead = [(piece, whole, HALVINGS)]
-    found: _Sums = {}
-    while ahead:
-        (low, high), rough, left = ahead.pop()
-        middle = (low + high) / 2
-        halves = [
-            (part, _sums(field, part, piece[0], interval, orders))
-            for part in ((low, middle), (middle, high))
-        ]
-        fine = _added(*(sums for _, sums in halves))
-        if left and not all(_alike(rough[name], fine[name]) for name in fine):
-            ahead += [(part, sums, left - 1) for part, sums in halves]
-        else:
-            found = _added(found, fine)
-    return found
+def _alike(rough: _Sum, fine: _Sum) -> bool:
+    if not math.isfinite(fine.energy):
+        return True  # halves won't be better
+    tolerance = max(SETTLED, 4 * fine.rounding)
+    apart = float((rough.on_orders - fine.on_orders).abs().square().sum())
+    near = apart <= tolerance**2 * fine.energy
+    return abs(rough.energy - fine.energy) <= tolerance * fine.energy and near
 
 
-def _alike(rough: tuple[Tensor, float], fine: tuple[Tensor, float]) -> bool:
-    (a, energy), (b, expected) = rough, fine
-    near = float((a - b).abs().square().sum()) <= SETTLED**2 * expected
-    return abs(energy - expected) <= SETTLED * expected and near
-
-
-def _added(a: _Sums, b: _Sums) -> _Sums:
+def _added(a: dict[str, _Sum], b: dict[str, _Sum]) -> dict[str, _Sum]:
+    if not a:
+        return b
     return {
-        name: (part + a[name][0], e + a[name][1]) if a else (part, e)
-        for name, (part, e) in b.items()
+        name: _Sum(a[name].on_orders + one.on_orders, a[name].energy + one.energy, one.rounding)
+        for name, one in b.items()
     }
+
+
+def _values(basis: Basis, stages: Stages) -> Named:
+    return {"": basis.on(stages)}
 
 
 def _stages(nodes: list[float], start: float) -> Stages:

@@ -85,7 +85,7 @@ def analyse(
     if not isinstance(x, Tensor) or x.ndim < 1 or not len(x):
         raise ValueError(f"x must be a tensor of samples along its first axis, got {x!r}")
     twin = copy.deepcopy(model).eval()
-    blocks = _own_weights(flows(twin))
+    blocks = _own_weights(twin)
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no ODEBlock in it, so there is no flow")
     # Models may draw random numbers even in eval mode.
@@ -103,11 +103,16 @@ def analyse(
     return found
 
 
-def _own_weights(blocks: dict[str, ODEBlock]) -> dict[str, ODEBlock]:
-    """Those that aren't inside a field that moves the weights of all in it."""
-    moving = [block.field for block in blocks.values() if isinstance(block.field, TimeVarying)]
-    inside = {part for field in moving for part in field.modules()}
-    return {name: block for name, block in blocks.items() if block not in inside}
+def _own_weights(model: nn.Module) -> dict[str, ODEBlock]:
+    """The flows whose weights aren't moved by a field around them."""
+    fields = [part for part in model.modules() if isinstance(part, TimeVarying)]
+
+    def taken(block: ODEBlock) -> bool:
+        inside = {*block.modules()}
+        around = (field for field in fields if field not in inside)
+        return any(owner in inside for field in around for owner in field.lent_by())
+
+    return {name: block for name, block in flows(model).items() if not taken(block)}
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def _met(
         block.gradient = Backprop()  # uncompiled, and good for every field
 
         def note(block: Any, inputs: Any, named: Any, output: Any, name: str = name) -> None:
-            x, *rest = inputs
+            x, *rest = inputs or (named.pop("x"),)
             rest = block.field.placed(x, tuple(rest), named) if named else rest
             given[name], reached[name] = (x, *rest), output
 

@@ -99,9 +99,9 @@ def run(tokens: Sequence[str]) -> int:
             _import(tokens)
             app.meta(tokens)
             print(end="", flush=True)  # else what is left would be found unwanted at the very end
-    except BrokenPipeError:
-        return unread()
     except (Exception, KeyboardInterrupt) as why:
+        if isinstance(why, BrokenPipeError) and unread():
+            return 141
         if "--debug" in tokens:
             traceback.print_exc()
         message, status = _described(why)

@@ -34,11 +34,14 @@ PATIENCE = (408, 429)
 
 
 class _Broken(Exception):
-    """A connection that failed; ``final`` where trying again can't help."""
+    """A connection that failed; ``final`` where trying again can't help.
 
-    def __init__(self, why: str, final: bool = False) -> None:
+    ``of_the_range`` where asking for the whole may.
+    """
+
+    def __init__(self, why: str, final: bool = False, of_the_range: bool = False) -> None:
         super().__init__(why)
-        self.final = final
+        self.final, self.of_the_range = final, of_the_range
 
 
 def obtain(
@@ -137,9 +140,8 @@ def _fill(file: OfficialFile, url: str, part: Path, progress: Progress | None) -
                         progress(file.name, reached, file.size)
             except _Broken as broken:
                 idle = 0 if reached > start else idle + 1
-                if broken.final and start and not whole:
-                    # It may be that a range was asked for: once more without, the part stays.
-                    whole = True
+                if broken.of_the_range and not whole:
+                    whole = True  # once more without asking for one; the part stays
                     continue
                 if broken.final or idle == TRIES:
                     raise
@@ -168,7 +170,8 @@ def _chunks(file: OfficialFile, url: str, start: int) -> Iterator[tuple[int, byt
                 raise _Broken(f"the connection closed after {offset:,} bytes")
     except urllib.error.HTTPError as error:
         final = error.code < 500 and error.code not in PATIENCE
-        raise _Broken(f"HTTP {error.code} {error.reason}", final) from error
+        unsatisfied = error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+        raise _Broken(f"HTTP {error.code} {error.reason}", final, unsatisfied) from error
     except urllib.error.URLError as error:
         raise _Broken(str(error.reason)) from error
     except (OSError, http.client.HTTPException) as error:
@@ -184,5 +187,6 @@ def _place(answer: http.client.HTTPResponse, start: int) -> tuple[int, int | Non
         return 0, int(length) if length.isdecimal() else None
     given = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
     if given is None or int(given[1]) != start:
-        raise _Broken("it answered with a range that was not asked for", final=True)
+        why = "it answered with a range that was not asked for"
+        raise _Broken(why, final=True, of_the_range=True)
     return start, None if given[2] == "*" else int(given[2])

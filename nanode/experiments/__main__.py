@@ -26,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked():
                 raise KeyboardInterrupt
         print(end="", flush=True)  # else what is left would be found unwanted at the very end
-    except BrokenPipeError:
-        return unread()
     except (OSError, ValueError, ImportError) as why:
+        if isinstance(why, BrokenPipeError) and unread():
+            return 141
         print(f"error: {why}", file=sys.stderr)
         return 2
     except BrokenOff as why:  # tracebacks were printed as it happened
@@ -148,7 +148,7 @@ def _line(outcome: Outcome) -> dict[str, Any]:
 
 
 def _path(text: str) -> Path:
-    """A path, which ``Path`` alone would take an empty text for too."""
+    """A path; an empty text, which ``Path`` would take for the current folder, is none."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; name a path (. is the current folder)")
     return Path(text)

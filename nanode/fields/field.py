@@ -1,9 +1,8 @@
 """The interface of a field: the right-hand side of dx/dt = f(t, x), its weights apart."""
 
 import inspect
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -141,8 +140,10 @@ class Callback(ConstantField):
     def __init__(self, function: Callable[..., Any]) -> None:
         module = function if isinstance(function, nn.Module) else _Function(function)
         super().__init__(module)
-        if module is function:
-            warn_of_jumps(module.modules(), type(module).__name__)
+        #: Where the weights of fields that it calls jump, of which a solver knows nothing.
+        self.hidden_jumps = _jumps_in(
+            list(module.modules()) if module is function else _named(function)
+        )
 
     def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """In the order of the callable's own arguments."""
@@ -184,9 +185,7 @@ class _Function(nn.Module):
         if traced():
             return self.function(*inputs)
         if self not in _NORMS:
-            reached = list(_reached(self.function))
-            _NORMS[self] = [part for part in reached if _tracks(part)]
-            warn_of_jumps(reached, "the function")
+            _NORMS[self] = [part for part in _reached(self.function) if _tracks(part)]
         norms = [norm for norm in _NORMS[self] if norm.training]
         before = [norm.num_batches_tracked._version for norm in norms]
         value = self.function(*inputs)
@@ -266,18 +265,28 @@ def by_position(
     named: Mapping[str, Any],
 ) -> tuple[Any, ...]:
     """A module's inputs behind the first ones, of which some were given by name."""
-    function = module.function if isinstance(module, _Function) else module.forward
-    own = inspect.signature(function)
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    kind, function = type(module).__name__, module.forward
+    if isinstance(module, _Function):
+        kind, function = "function", module.function
+    try:
+        own = inspect.signature(function)
+    except ValueError:  # scripted code, and what isn't Python's, have none
+        own = inspect.Signature([inspect.Parameter("named", inspect.Parameter.VAR_KEYWORD)])
+    kinds = {p.kind for p in own.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}:
+        raise TypeError(
+            f"the field's {kind} doesn't say where {', '.join(named)} belongs; pass it by position"
+        )
     try:
         bound = own.bind(*first, *conditioning, **named)
     except TypeError as why:
-        raise TypeError(f"the field's {type(module).__name__}: {why}") from None
+        raise TypeError(f"the field's {kind}: {why}") from None
     bound.apply_defaults()  # of what stands between
-    places = {n for n, p in own.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
-    if apart := [name for name in named if name not in places]:
+    if apart := [n for n in named if own.parameters[n].kind is inspect.Parameter.KEYWORD_ONLY]:
         raise TypeError(
-            f"the field's {type(module).__name__} takes {', '.join(apart)} by name only, and a "
-            "solve passes further inputs by position"
+            f"the field's {kind} takes {', '.join(apart)} by name only, and a solve passes "
+            "further inputs by position"
         )
     return bound.args[len(first) :]
 
@@ -295,21 +304,27 @@ def takes_two(module: nn.Module) -> bool:
     return True
 
 
-def warn_of_jumps(parts: Iterable[nn.Module], name: str) -> None:
-    """Warn of fields in a user's own f(t, x) whose jumps a solver won't know."""
-    parts = list(parts)
-    # Those of a block (which can't be named here) are solved by it.
-    solved = [part.field for part in parts if hasattr(part, "field") and hasattr(part, "solver")]
-    for part in parts:
-        if isinstance(part, Field) and part.jumps and part not in solved:
-            warnings.warn(
-                f"{name} calls a {type(part).__name__} whose weights jump at t = "
-                f"{part.jumps[0]:.4g}: a solver doesn't know of these jumps, and falls back to "
-                "order 1. Make your own module the one whose weights move: "
-                "nanode.TimeVarying(module, basis, takes_time=True)",
-                stacklevel=3,
-            )
-            return
+def _jumps_in(parts: Sequence[nn.Module]) -> tuple[float, ...]:
+    """Where the weights of fields among these modules jump."""
+    # Those of a block (which can't be named here) are solved by it, and so is all inside of them.
+    blocks = [part for part in parts if hasattr(part, "solver")]
+    solved = [
+        field for block in blocks if isinstance(field := getattr(block, "field", None), Field)
+    ]
+    known = {inside for field in solved for inside in field.modules()}
+    fields = [part for part in parts if isinstance(part, Field) and part not in known]
+    return tuple(sorted({t for field in fields for t in field.jumps}))
+
+
+def _named(function: Callable[..., Any]) -> list[nn.Module]:
+    """The modules that a plain function's own code names, and those inside them."""
+    if not isinstance(function, FunctionType):
+        return []
+    values = [function.__globals__.get(name) for name in function.__code__.co_names]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # empty so far
+            values.append(cell.cell_contents)
+    return [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
 
 
 def check_module(kind: str, module: Any) -> None:

@@ -145,8 +145,8 @@ class Lender:
             if name in moving:
                 owner._parameters[leaf] = None
                 owner._lent = True  # type: ignore[assignment]
-        #: How their owners are reached: who has whom, by what name.
-        self._links = list(_links({own for *_, own in self.places}, module))
+        #: How the owners of those that move are reached: who has whom, by what name.
+        self._links = list(_links((own for *_, name, own in self.places if name in moving), module))
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
         # Whoever lends to the same module waits for the same turn.
         new = Turn(1 + max((turn.rank for turn in turns_of(module)), default=0))
@@ -156,7 +156,7 @@ class Lender:
     def constant(self, module: nn.Module) -> dict[str, Tensor]:
         """The weights that stay in the field's module; never those lent to another thread's call.
 
-        Raises where it isn't the module that it was: layers put in later would not be moved.
+        Raises where a layer whose weights move isn't in the module any more.
         """
         found: dict[str, Tensor] = {}
         with self._taken():
@@ -178,12 +178,12 @@ class Lender:
         return found
 
     def _check_owners(self, module: nn.Module) -> None:
-        """Whoever has a weight must still be in the module; wrapped by another part, perhaps."""
+        """Whose weights move must still be in the module; wrapped by another part, perhaps."""
         if module is self.module and all(a._modules.get(name) is b for a, name, b in self._links):
             return
         there = {*parts_of(module)}
-        for owner, _, _, own in self.places:
-            if owner not in there:
+        for owner, _, name, own in self.places:
+            if name in self.moving and owner not in there:
                 raise changed(own)
 
     @contextmanager

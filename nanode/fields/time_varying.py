@@ -33,6 +33,7 @@ from nanode.trajectories import (
     Untied,
 )
 from nanode.trajectories.trajectory import Named
+from nanode.values import check_flag
 
 #: How a weight moves: a basis, a kind of trajectory, or None to leave it constant.
 Motion = Basis | TrajectoryFactory | None
@@ -52,13 +53,14 @@ class TimeVarying(Field):
             ``"untied"`` draws the module anew for each bucket.
         weights: another kind of trajectory in place of ``basis``: a callable that makes one from
             named tensors, such as ``nanode.Hypernetwork``.
-        overrides: by parameter name, the prefix of a submodule, or a pattern with ``*``: another
-            basis or trajectory for some weights, or None to leave them constant in time. Where
-            several match, the last one counts.
+        overrides: by the name of a parameter or submodule, or a pattern with ``*`` (of submodules
+            where it fits no parameter): another basis or trajectory for some weights, or None to
+            leave them constant in time. Where several match, the last one counts.
         orthogonal: keeps moving matrices and kernels orthogonal by a form such as
             ``nanode.Householder()``: all of them, or some, by name as in ``overrides`` (None
             leaves some out). What has one axis (biases, most parameters of norms) moves as without.
-        takes_time: calls the module as m(t, x), for an f that depends on t besides its weights.
+        takes_time: calls the module as m(t, x), for an f that depends on t besides its weights; t
+            is a tensor of x's precision.
 
     With a constant basis this is ``Autonomous(module)``.
 
@@ -95,6 +97,7 @@ class TimeVarying(Field):
                 f"with takes_time=True the module is called as m(t, x), and "
                 f"{type(module).__name__} takes x alone"
             )
+        check_flag("takes_time", takes_time)
         self.takes_time = takes_time
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")
@@ -151,6 +154,15 @@ class TimeVarying(Field):
     def settle(self) -> None:
         """Take over where the weights jump; again after their trajectory was replaced."""
         self.breakpoints, self.jumps = self.trajectory.breakpoints, self.trajectory.jumps
+
+    def lent_by(self) -> Iterator[nn.Module]:
+        """The modules whose weights this field moves."""
+        lender = self._lender
+        return (owner for owner, _, name, _ in lender.places if name in lender.moving)
+
+    def extra_repr(self) -> str:
+        """What the parts don't show."""
+        return "takes_time=True" if self.takes_time else ""
 
     def weights(self, stages: Stages) -> Weights:
         """One table per moving weight, and the constant ones as they are."""
@@ -226,10 +238,10 @@ def _hits(what: str, pattern: str, names: Mapping[str, str]) -> list[str]:
     hits = [
         first
         for name, first in names.items()
-        if fnmatchcase(name, pattern)
-        or fnmatchcase(name, f"{pattern}.*")
-        or name.startswith(f"{pattern}.")  # brackets mean themselves there
+        if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
     ]
+    # Of submodules only where it names no parameter: *.weight isn't all that is inside a weight.
+    hits = hits or [first for name, first in names.items() if fnmatchcase(name, f"{pattern}.*")]
     if not hits:
         raise ValueError(
             f"the {what} {pattern!r} names no parameter; there are: {', '.join(names)}"

@@ -109,26 +109,29 @@ def save_checkpoint(
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder, if there is one."""
-    return max(_checkpoints(folder), default=None)
+    return max(_checkpoints(folder), key=lambda path: int(path.name[5:]), default=None)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """All of a run folder; what else is beside them, such as step-backup, is somebody's own."""
     found = (folder / "checkpoints").glob("step-*")
-    return [path for path in found if re.fullmatch(r"step-[0-9]+", path.name)]
+    return [path for path in found if re.fullmatch(r"step-[0-9]{8,}", path.name)]
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Say of what goes wrong inside that the last checkpoint of a run folder is at fault.
 
-    Unless it is a lack of memory.
+    Unless it is the disk's, the device's or a lack of memory.
     """
     try:
         yield
     except (Unreadable, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as why:
+        disk = isinstance(why, OSError) and not isinstance(why, FileNotFoundError)
+        if disk or any(words in str(why) for words in ("CUDA", "cuBLAS", "cuDNN")):
+            raise
         # Many of these messages say little alone: 'batches' of a KeyError, nothing of an EOFError.
         reason = f"{type(why).__name__}: {why}".removesuffix(": ")
         raise Unreadable(
@@ -165,8 +168,8 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
         groups = setup.optimizer.state_dict()["param_groups"]
         setup.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         torch.set_rng_state(state["random"]["cpu"])
-        if setup.fabric.device.type == "cuda" and "cuda" in state["random"]:
-            torch.cuda.set_rng_state(state["random"]["cuda"], setup.fabric.device)
+    if setup.fabric.device.type == "cuda" and "cuda" in state["random"]:
+        torch.cuda.set_rng_state(state["random"]["cuda"], setup.fabric.device)
     return average, state
 
 

@@ -96,6 +96,8 @@ class Expansion(Trajectory):
         root = _root(self.basis.gram(m))
         parts = []
         for _, stored in self.coefficients:
+            if stored is None:  # a field around this one moves it
+                continue
             alpha = gathered(stored)
             moving = alpha if m == 0 else _without_constant(alpha, self.basis.unit())
             product = _product(root.to(device=alpha.device, dtype=alpha.dtype), moving)

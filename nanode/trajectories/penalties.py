@@ -48,11 +48,16 @@ def trajectories(model: nn.Module) -> list[Trajectory]:
     """
     every = [module for module in model.modules() if isinstance(module, Trajectory)]
     inside = {part for one in every for part in one.modules() if part is not one}
-    # Without parameters are those whose coefficients a field around them has taken.
-    found = [one for one in every if one not in inside and any(True for _ in one.parameters())]
+    found = [one for one in every if one not in inside and not _taken(one)]
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no weights that move in time; "
             "wrap a module with nanode.TimeVarying first"
         )
     return found
+
+
+def _taken(trajectory: Trajectory) -> bool:
+    """Whether a field around this one has taken all that the trajectory learns."""
+    places = [p for part in trajectory.modules() for p in part._parameters.values()]
+    return bool(places) and all(p is None for p in places)

@@ -85,7 +85,13 @@ class Tree(nn.Module):
 
     def __getitem__(self, path: str) -> Tensor:
         """The tensor of a path."""
+        if path not in self:
+            raise KeyError(f"{path!r}, where there are: {', '.join(self._paths)}")
         return dict(iter(self))[path]
+
+    def __contains__(self, path: object) -> bool:
+        """Whether it is one of the paths."""
+        return path in self._paths
 
     def __repr__(self) -> str:
         """Each path and shape on a line: the branches are bare modules, which print nothing."""

@@ -17,7 +17,7 @@ from nanode.block import ODEBlock, augmented
 from nanode.fields import Autonomous, BatchNorm, Callback, Field, Gated, TimeVarying
 from nanode.fields.field import Weights, by_position, time_for
 from nanode.fields.gated import mixed
-from nanode.fields.swap import StageAware, changed, put
+from nanode.fields.swap import StageAware, put
 from nanode.fields.walk import replaced
 from nanode.gradients import Backprop, Plan
 from nanode.integrate import solve
@@ -70,6 +70,8 @@ class _Written(Field):
     def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """In the order of the arguments that the modules have."""
         one = self.evaluations[0]
+        if isinstance(one, Mixture):
+            return super().placed(x, conditioning, named)
         if isinstance(one, AtTime):
             return by_position(one.module, (0.0, x), conditioning, named)
         return by_position(one, (x,), conditioning, named)
@@ -145,8 +147,11 @@ def _filled(field: Any, weights: Named, stage: Stage, shared: Mapping[int, Any])
             path, _, leaf = own.rpartition(".")
             new = made.setdefault(name, nn.Parameter(w.detach().clone(), w.requires_grad))
             owner = module.get_submodule(path)
-            if leaf not in owner._parameters:  # wrapped by another layer meanwhile
-                raise changed(own)
+            if leaf not in owner._parameters:
+                raise ValueError(
+                    f"{own} isn't where it was when the module was wrapped: another layer has been "
+                    "put around it since. Write the block out first, and put it there"
+                )
             put(owner, leaf, new)
             owner.__dict__.pop("_lent", None)
     for part in module.modules():

@@ -259,3 +259,35 @@ def test_a_flow_whose_weights_are_moved_from_outside_is_left_out():
     # In a field whose weights don't move it is looked at as well.
     constant = nanode.ODEBlock(nanode.Autonomous(Around()), steps=2)
     assert list(analyse(constant, torch.randn(1, 2)).flows) == ["", "field.module.flow"]
+
+
+@pytest.mark.parametrize("kind", ["constant", "gated", "own function"])
+def test_whose_weights_are_moved_from_outside_depends_on_who_moves_them(kind):
+    class Timed(nn.Module):
+        def __init__(self, field):
+            super().__init__()
+            self.inner = field
+
+        def forward(self, t, x):
+            return self.inner(t, x)
+
+    basis = nanode.Legendre(degree=1)
+    overrides = {"flow": None} if kind == "constant" else {}
+    field = nanode.TimeVarying(Around(), basis, overrides=overrides)
+    if kind == "gated":
+        field = nanode.Gated([field, nn.Linear(2, 2)])
+    block = nanode.ODEBlock(Timed(field) if kind == "own function" else field, steps=2)
+    expected = ["", "field.module.flow"] if kind == "constant" else [""]
+    assert list(analyse(block, torch.randn(1, 2)).flows) == expected
+
+
+def test_a_flow_may_be_called_with_its_input_by_name():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.flow = nanode.ODEBlock(nanode.Autonomous(nn.Linear(2, 2)), steps=2)
+
+        def forward(self, x):
+            return self.flow(x=x)
+
+    assert list(analyse(Model(), torch.randn(1, 2)).flows) == ["flow"]

@@ -91,3 +91,37 @@ def test_analysed_in_a_model():
 def test_names_that_can_t_be_placed(field, names, message):
     with pytest.raises(TypeError, match=message):
         nanode.ODEBlock(field(), 2)(X, **names)
+
+
+def test_a_compiled_module_has_the_names_of_its_own():
+    block = nanode.ODEBlock(nanode.Autonomous(Steered()), 2)
+    block.field.module = torch.compile(block.field.module, backend="eager")
+    assert torch.equal(block(X, gain=GAIN), block(X, None, GAIN))
+
+
+class Around(nn.Module):
+    """As wrappers are: it hands on what it is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs, **named):
+        return self.inner(*inputs, **named)
+
+
+class Pushed(nn.Module):
+    def forward(self, x: torch.Tensor, push: torch.Tensor) -> torch.Tensor:
+        return push.expand_as(x)
+
+
+def test_a_module_that_does_not_say_its_names():
+    block = nanode.ODEBlock(nanode.Autonomous(Around(Pushed())), 2)
+    assert torch.equal(block(X, PUSH), X + PUSH)
+    with pytest.raises(TypeError, match="Around doesn't say where push belongs; pass it by posit"):
+        block(X, push=PUSH)
+
+
+def test_a_function_that_is_not_pythons_own_does_not_say_its_names():
+    with pytest.raises(TypeError, match="the field's function doesn't say where out belongs"):
+        nanode.ODEBlock(torch.mul, 2)(X, out=X)

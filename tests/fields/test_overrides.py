@@ -127,3 +127,18 @@ def test_a_tied_weight_left_constant_stays_tied():
     got = field.evaluate(lent, Stage.alone(0.3), x)
     torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
     assert field.module.encoder.weight is field.module.decoder.weight
+
+
+def test_a_pattern_of_parameters_names_nothing_inside_of_what_is_called_like_them():
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    field = nanode.TimeVarying(
+        nn.Sequential(nn.Linear(2, 2), normed), nanode.Legendre(3), overrides={"*.weight": None}
+    )
+    inside = "1.parametrizations.weight.original"
+    assert set(shapes(field)) == {"0.bias", "1.bias", f"{inside}0", f"{inside}1"}
+
+
+def test_brackets_in_the_name_of_a_submodule_mean_themselves():
+    parts = nn.ModuleDict({"a0": nn.Linear(2, 2), "a[0]": nn.Linear(2, 2)})
+    field = nanode.TimeVarying(parts, nanode.Legendre(3), overrides={"a[0]": None})
+    assert set(shapes(field)) == {"a0.weight", "a0.bias"}

@@ -83,22 +83,32 @@ def test_jumps_inside_a_function_of_ones_own_warn(kind):
     nested, x = Nested(JUMPS), torch.ones(1, 2, dtype=DOUBLE)
     f = nested if kind == "module" else lambda t, x: nested.inner(t, x).tanh()
     with pytest.warns(UserWarning, match=r"jump at t = 0\.25.*takes_time=True"):
-        nanode.odeint(f, x, steps=4)
+        nanode.odeint(f, x, steps=4, solver=nanode.Heun())
 
 
 def test_no_warning_where_there_are_no_jumps_or_a_block_knows_them():
     class Around(nn.Module):
-        def __init__(self):
+        def __init__(self, field):
             super().__init__()
-            self.block = nanode.ODEBlock(nanode.TimeVarying(nn.Linear(2, 2).double(), JUMPS), 4)
+            self.block = nanode.ODEBlock(field, 4)
 
         def forward(self, t, x):
             return self.block(x)
 
+        def still(self, t, x):
+            return -x
+
     x = torch.ones(1, 2, dtype=DOUBLE)
-    around = Around()
+    moving = nanode.TimeVarying(nn.Linear(2, 2).double(), JUMPS)
+    heun = {"steps": 2, "solver": nanode.Heun()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        nanode.odeint(Nested(nanode.Legendre(2)), x, steps=4)
-        nanode.odeint(around, x, steps=2)
-        nanode.odeint(lambda t, x: around.block(x), x, steps=2)
+        nanode.odeint(Nested(nanode.Legendre(2)), x, **heun)
+        for field in (moving, nanode.Gated([moving, nn.Linear(2, 2).double()])):
+            around = Around(field)
+            nanode.odeint(around, x, **heun)
+            nanode.odeint(lambda t, x, around=around: around.block(x), x, **heun)
+            nanode.odeint(around.still, x, **heun)
+        # Nothing is lost by Euler's method, nor where no jump lies between the ends.
+        nanode.odeint(Nested(JUMPS), x, steps=4)
+        nanode.odeint(Nested(JUMPS), x, interval=(0.0, 0.2), **heun)

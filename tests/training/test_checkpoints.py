@@ -207,6 +207,25 @@ def test_refuses_a_damaged_one(tmp_path, config, content, why):
         load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 2)))
 
 
+@pytest.mark.parametrize(
+    "why",
+    [OSError(5, "Input/output error"), RuntimeError("CUDA error: device-side assert")],
+    ids=str,
+)
+def test_what_the_disk_or_the_device_does_is_not_the_checkpoints_fault(
+    tmp_path, config, monkeypatch, why
+):
+    saved(tmp_path, config)
+
+    def fails(*_, **__):
+        raise why
+
+    monkeypatch.setattr("torch.load", fails)
+    with pytest.raises(type(why)) as error:
+        load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 2)))
+    assert error.value is why
+
+
 @pytest.mark.parametrize("lost", ["config", "optimizer", "random"])
 def test_refuses_one_that_lacks_something(tmp_path, config, lost):
     _, path = saved(tmp_path, config)

@@ -308,3 +308,16 @@ def test_coefficients_that_are_weights_of_a_field_around_count_there(rule, inner
     outer = nanode.TimeVarying(nn.Sequential(block), nanode.Chebyshev(2), start=nanode.Noisy(0.1))
     assert torch.equal(rule(outer), rule(outer.trajectory))
     assert rule(outer.trajectory).item() > 0
+
+
+def test_coefficients_that_a_field_around_leaves_alone_count_where_they_are():
+    inner = nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2), start=nanode.Noisy(0.3))
+    kept = "0.field.trajectory.coefficients.weight"
+    outer = nanode.TimeVarying(
+        nn.Sequential(nanode.ODEBlock(inner, steps=2)), nanode.Chebyshev(1), overrides={kept: None}
+    )
+    alpha = inner.trajectory.coefficients["weight"]
+    gram = torch.diag(1 / (2 * torch.arange(3.0) + 1)).to(alpha)  # of Legendre's on [0, 1]
+    own = (alpha * (gram @ alpha)).sum()
+    expected = own + nanode.function_penalty(outer.trajectory)
+    assert torch.allclose(nanode.function_penalty(outer), expected)

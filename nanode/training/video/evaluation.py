@@ -84,8 +84,8 @@ class Task:
     def batches(self, count: int, most: int) -> list[Tensor]:
         """The indices of the first ``count`` clips, by what is generated together.
 
-        At most ``most``. With norms of the batch's own at least two, which may be more: the
-        features of one frame have no variance.
+        At most ``most`` at a time. With norms of the batch's own at least two, even where ``most``
+        is one: the features of one frame have no variance.
         """
         count = min(count, len(self.clips))
         parts = math.ceil(count / most)
@@ -175,9 +175,9 @@ def evaluate_video(
     ``n_past`` and ``length`` are by default the run's n_past and n_eval; ``norms``, ``seed``,
     ``data``, ``split``, ``device`` and ``data_root`` as in ``open_task``. About ``rows``
     predictions are made at a time, at least all samples of a clip; that changes no result with
-    stored norm statistics. ``networks`` are
-    further metrics by name, such as FVD or LPIPS around networks of the user's own: each is called
-    once with the predicted frames of the truth and of the first sample of every sequence.
+    stored norm statistics. ``networks`` are further metrics by name, such as FVD or LPIPS around
+    networks of the user's own: each is called once with the predicted frames of the truth and of
+    the first sample of every sequence.
     ``progress`` is called with how many clips are done, and of how many.
     """
     for name, value in (("sequences", sequences), ("samples", samples), ("rows", rows)):
