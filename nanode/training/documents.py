@@ -38,7 +38,8 @@ def read_document(kind: type[T], path: str | Path) -> T:
 
 def save_config(config: Settings, path: str | Path) -> None:
     """Write a configuration, all keys of it, as YAML."""
-    write_text(Path(path), yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True))
+    text = yaml.dump(config.as_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    write_text(Path(path), text)
 
 
 def parse_document(kind: type[T], text: str, where: str) -> T:
@@ -223,3 +224,9 @@ _Loader.add_implicit_resolver(
     ),
     list("-+.0123456789"),
 )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text in quotes where the loader would take it for something else."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers

@@ -91,6 +91,12 @@ def test_a_file_that_is_not_there(tmp_path):
         load_config(tmp_path / "none.yaml")
 
 
+@pytest.mark.parametrize("text", ["1e5", "-.5", "1_000", "010", "1:30", "0x10", "yes", "~", "<<"])
+def test_texts_that_look_like_something_else_stay_texts(tmp_path, config, text):
+    save_config(replace(config, data_root=text), tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml").data_root == text
+
+
 def test_round_trip(tmp_path, config):
     config = replace(config, clip=1e-5, options={"steps": 2, "solver": "heun"})
     save_config(config, tmp_path / "config.yaml")
