@@ -91,6 +91,10 @@ class Field(nn.Module):
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         self.evaluations += 1
+        return self.value(t, x)
+
+    def value(self, t: Tensor, x: Tensor) -> Tensor:
+        """f, without counting."""
         angles = self.n * t
         z = torch.cat([self.one, angles.cos(), angles.sin()])
         weights = self.leaves()
@@ -99,7 +103,9 @@ class Field(nn.Module):
         return bottleneck(x, weights, self.case)
 
 
-def euler(field: Field, x: Tensor, steps: int, step: Callable | None = None) -> Tensor:
+def euler(
+    field: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int, step: Callable | None = None
+) -> Tensor:
     """x ← x + f(t_k, x) / K at t_k = k / K; ``step`` may wrap one step (checkpointing)."""
 
     def advance(t: Tensor, x: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ NANODE = (
 )
 TORCH = (
     "torch-loop",
+    "torch-loop-compiled",
     "torchdiffeq-odeint",
     "torchdiffeq-adjoint",
     "torchode-autodiff",
