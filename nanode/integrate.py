@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,29 +112,12 @@ def make_plan(
     if isinstance(schedule, Uniform) and field.interval == tuple(sorted(interval)):
         grid = replace(grid, slack=0.0)  # of the very ends that the weights' own pieces have
     low, high = sorted(interval)
-    if stepper.carries_slopes:
-        if jumps := [t for t in field.jumps if low < t < high]:
+    for jumps, why in _where_order_is_lost(field, crossed, stepper):
+        if inside := [t for t in jumps if low < t < high]:
             warnings.warn(
-                f"the weights jump at t = {jumps[0]:.4g}: {stepper!r} carries the slope of one "
-                "step into the next and falls back to order 1. Use another solver, such as "
-                "nanode.Coupled(nanode.Midpoint())",
+                why.format(t=f"{inside[0]:.4g}", cost=f"{stepper!r} falls back to order 1"),
                 stacklevel=3,
             )
-    elif stepper.order > 1 and any(low < t < high for t in crossed):
-        warnings.warn(
-            f"the weights jump at t = {crossed[0]:.4g}, inside a step: each step uses one bucket "
-            f"throughout, and {stepper!r} falls back to order 1. Use steps=nanode.Aligned(...), or "
-            "a number of steps that the number of buckets divides",
-            stacklevel=3,
-        )
-    hidden = field.hidden_jumps if isinstance(field, Callback) else ()
-    if stepper.order > 1 and any(low < t < high for t in hidden):
-        warnings.warn(
-            f"f calls a field whose weights jump at t = {hidden[0]:.4g}: the solver doesn't know "
-            f"of that, and {stepper!r} falls back to order 1. Wrap the whole of f instead: "
-            "nanode.TimeVarying(module, basis, takes_time=True)",
-            stacklevel=3,
-        )
     bound = stepper.bind(grid.steps)
     stages = grid.stages(bound)
     times = tuple(float(stage.time) for stage in stages)
@@ -270,6 +253,34 @@ def _two_numbers(interval: Any) -> tuple[float, float]:
 def _at_an_end(t: float, ends: tuple[float, float]) -> float:
     """The end of an interval that t is rounded from, or t."""
     return next((end for end in ends if abs(t - end) <= rounding([t])), t)
+
+
+def _where_order_is_lost(
+    field: Field, crossed: Sequence[float], stepper: Stepper
+) -> Iterator[tuple[Sequence[float], str]]:
+    """Jumps that cost a method its order if the solve comes across them, and what to say then."""
+    if stepper.order == 1:
+        return
+    if stepper.carries_slopes:
+        yield (
+            field.jumps,
+            "the weights jump at t = {t}: slopes are carried from one step into the next, and "
+            "{cost}. Use another solver, such as nanode.Coupled(nanode.Midpoint())",
+        )
+    else:
+        yield (
+            crossed,
+            "the weights jump at t = {t}, inside a step: each step uses one bucket throughout, and "
+            "{cost}. Use steps=nanode.Aligned(...), or a number of steps that the number of "
+            "buckets divides",
+        )
+    if isinstance(field, Callback):
+        yield (
+            field.hidden_jumps,
+            "f calls a field whose weights jump at t = {t}: the solver doesn't know of that, and "
+            "{cost}. Wrap the whole of f instead: nanode.TimeVarying(module, basis, "
+            "takes_time=True)",
+        )
 
 
 def _positions(at: Sequence[float], grid: Grid) -> tuple[int, ...]:

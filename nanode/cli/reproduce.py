@@ -64,7 +64,7 @@ def command(
     out = root / "report" if out is None else out
     for folder in (out,) if report_only else (root, out):
         check_writable(folder)
-    check_figures(name)  # else a missing matplotlib would show once all is trained
+    check_figures(experiment)  # else a missing matplotlib would show once all is trained
     broken: Exception | None = None
     with asked_to_stop() as asked:
         try:

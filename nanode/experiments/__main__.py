@@ -45,7 +45,7 @@ def _act(given: argparse.Namespace, asked: Callable[[], bool]) -> None:
     options = _options(given)
     root = given.root
     if given.report:
-        check_figures(given.experiment)
+        check_figures(experiment)
     _restore(given, root)
     planned = experiment.plan(options, root)
     if not planned and not given.report:

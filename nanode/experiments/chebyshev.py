@@ -14,6 +14,7 @@ class FigureChebyshev:
     """Values, size and conditioning of weights with LeCun-normal coefficients on [0, 1]."""
 
     summary = "random weights in Chebyshev polynomials of degree 4, beside other bases"
+    draws = True
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """No runs."""

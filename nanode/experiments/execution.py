@@ -33,8 +33,6 @@ LARGE = ("checkpoints", "best.safetensors", "final.safetensors")
 #: Give up once runs of so many different models in a row broke off: the device is probably in a bad
 #: state. A single model may just be too large, on every data set.
 HOPELESS = 2
-#: How the names of experiments begin whose reports have figures.
-DRAWN = ("figure-", "tradeoff")
 
 
 class BrokenOff(RuntimeError):
@@ -91,9 +89,9 @@ def reproduce(
     _complain(broken)
 
 
-def check_figures(name: str) -> None:
+def check_figures(experiment: Experiment) -> None:
     """Say how to get matplotlib where it is missing and the report of an experiment draws."""
-    if name.startswith(DRAWN):
+    if experiment.draws:
         new_figure(1, 1)
 
 

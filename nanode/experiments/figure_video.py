@@ -45,6 +45,7 @@ class FigureVideo:
     """Loss against time and steps, quality against the horizon, and films."""
 
     summary = "video: loss against time and steps, PSNR and SSIM against the horizon, films"
+    draws = True
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """The stochastic runs of Table 2, and the one that is filmed."""

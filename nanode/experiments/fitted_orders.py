@@ -37,6 +37,7 @@ class OrderTrain:
     """Training-set fit against the order of the basis, at K = 100."""
 
     summary = "training-set fit against the order of the trigonometric basis, K = 100"
+    draws = True
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """All orders at one rate, then the ends at the shared one, then with whole steps."""

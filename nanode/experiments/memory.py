@@ -36,6 +36,7 @@ class Memory:
     """Activation memory of one flow; nothing is trained, ``report`` measures."""
 
     summary = "activation memory of the paper's flow in fp32, by gradient method, K = 10, 100"
+    draws = False
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """No runs."""

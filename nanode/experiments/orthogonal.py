@@ -56,6 +56,7 @@ class FigureOrthogonal:
     """Learning curves of polynomial weights, orthogonal or not, over learning rates."""
 
     summary = "does learning collapse with polynomial weights, and do orthogonal ones help"
+    draws = True
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Seed by seed, so that an early stop leaves every curve with its first seed."""

@@ -97,6 +97,10 @@ class Experiment(Protocol):
     def summary(self) -> str:
         """What it shows, in a line."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether its report has figures, which need matplotlib."""
+
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """The runs to make, first things first.
 

@@ -71,6 +71,7 @@ class Staged:
     """Three stages, for accuracy, beside untied ResNets."""
 
     summary = "three stages, for accuracy, beside untied ResNets of the same recipe"
+    draws = False
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Candidates, round by round, then all rows at the chosen one."""

@@ -73,6 +73,7 @@ class Table1:
     """Every model by one shared recipe, and each at its own best learning rate and scale."""
 
     summary = "Table 1: accuracy and memory of every model, by a shared recipe and tuned"
+    draws = False
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """The shared column, then candidates, then what their records decide."""

@@ -41,6 +41,7 @@ class Table2:
     """−ELBO, memory and speed of the three video models."""
 
     summary = "Table 2: −ELBO, memory and speed of SVG, Auto and NANODE on video"
+    draws = False
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Every model on every data set, under one budget of time."""

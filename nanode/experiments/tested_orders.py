@@ -45,6 +45,7 @@ class OrderTest:
     """Test accuracy against the order of the basis, at K = 10."""
 
     summary = "test accuracy against the order of the basis, K = 10: waves against buckets"
+    draws = True
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """By the shared recipe; Table 1's candidates; then at the rates and scales they decide."""

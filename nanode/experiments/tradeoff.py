@@ -43,6 +43,7 @@ class Tradeoff:
     """Smoothness of the weights against accuracy and the fewest steps that keep it."""
 
     summary = "smoothness of the weights against accuracy and the fewest steps that keep it"
+    draws = True
 
     def plan(self, options: Options, root: Path | None = None) -> list[Planned]:
         """Penalties at order 10, then lower orders without."""

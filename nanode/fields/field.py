@@ -87,8 +87,28 @@ class Field(nn.Module, ABC):
         return self.evaluate(self.weights_at(t), Stage.alone(t), x, *conditioning)
 
 
-class ConstantField(Field):
-    """A field whose weights don't move: those of one module."""
+class ModuleField(Field):
+    """A field that is one module, called with the weights of each evaluation."""
+
+    module: nn.Module
+    #: Whether the module is called as m(t, x), with t a tensor as torchdiffeq gives it.
+    takes_time: bool = False
+    _lender: Lender
+
+    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """In the order of the module's own arguments."""
+        first = (0.0, x) if self.takes_time else (x,)
+        return by_position(self.module, first, conditioning, named)
+
+    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
+        """The module at x, with these weights."""
+        inputs = (time_of(stage, x), x) if self.takes_time else (x,)
+        with self._lender.lend(weights, stage):
+            return self.module(*inputs, *conditioning)
+
+
+class ConstantField(ModuleField):
+    """A field whose weights don't move."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -103,10 +123,6 @@ class ConstantField(Field):
     def weights_at(self, t: float | Tensor, side: Side = "right") -> Named:
         """The module's parameters, as they are."""
         return self._lender.constant(self.module)
-
-    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """In the order of the module's own arguments."""
-        return by_position(self.module, (x,), conditioning, named)
 
 
 class Autonomous(ConstantField):
@@ -123,11 +139,6 @@ class Autonomous(ConstantField):
         check_module(type(self).__name__, module)
         super().__init__(module)
 
-    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
-        """The module at x."""
-        with self._lender.lend(weights, stage):
-            return self.module(x, *conditioning)
-
 
 class Callback(ConstantField):
     """Any callable f(t, x, *conditioning), as other ODE libraries take.
@@ -137,6 +148,8 @@ class Callback(ConstantField):
     its ``forward``, whose parameters a block wouldn't have.
     """
 
+    takes_time = True
+
     def __init__(self, function: Callable[..., Any]) -> None:
         module = function if isinstance(function, nn.Module) else _Function(function)
         super().__init__(module)
@@ -144,15 +157,6 @@ class Callback(ConstantField):
         self.hidden_jumps = _jumps_in(
             list(module.modules()) if module is function else _named(function)
         )
-
-    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """In the order of the callable's own arguments."""
-        return by_position(self.module, (0.0, x), conditioning, named)
-
-    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
-        """The callable at (t, x), t a tensor as torchdiffeq gives it."""
-        with self._lender.lend(weights, stage):
-            return self.module(time_of(stage, x), x, *conditioning)
 
 
 def time_of(stage: Stage, x: Any) -> Tensor:

@@ -10,17 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
-from nanode.fields.field import (
-    Field,
-    Weights,
-    by_position,
-    check_module,
-    check_norms,
-    takes_two,
-    time_of,
-)
+from nanode.fields.field import ModuleField, Weights, check_module, check_norms, takes_two
 from nanode.fields.swap import Lender, alone, refuse_lent
-from nanode.stages import Side, Stage, Stages
+from nanode.stages import Side, Stages
 from nanode.trajectories import (
     Expansion,
     Form,
@@ -39,7 +31,7 @@ from nanode.values import check_flag
 Motion = Basis | TrajectoryFactory | None
 
 
-class TimeVarying(Field):
+class TimeVarying(ModuleField):
     r"""A module whose weights move, :math:`f(t, x) = m(x; \theta(t; \alpha))`.
 
     The module may be anything: its parameters move out into ``trajectory``, under their own names,
@@ -175,17 +167,6 @@ class TimeVarying(Field):
         with alone(self):
             moving: Named = self.trajectory(t, side)
             return moving | self._lender.constant(self.module)
-
-    def placed(self, x: Any, conditioning: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """In the order of the module's own arguments."""
-        first = (0.0, x) if self.takes_time else (x,)
-        return by_position(self.module, first, conditioning, named)
-
-    def evaluate(self, weights: Named, stage: Stage, x: Any, *conditioning: Any) -> Any:
-        """The module at x, with these weights."""
-        inputs = (time_of(stage, x), x) if self.takes_time else (x,)
-        with self._lender.lend(weights, stage):
-            return self.module(*inputs, *conditioning)
 
 
 def _refuse_uninitialised(parameters: Mapping[str, Tensor]) -> None:

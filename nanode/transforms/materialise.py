@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from nanode.block import ODEBlock, augmented
-from nanode.fields import Autonomous, BatchNorm, Callback, Field, Gated, TimeVarying
-from nanode.fields.field import Weights, by_position, time_for
+from nanode.fields import BatchNorm, Field, Gated
+from nanode.fields.field import ModuleField, Weights, by_position, time_for
 from nanode.fields.gated import mixed
 from nanode.fields.swap import StageAware, put
 from nanode.fields.walk import replaced
@@ -127,10 +127,10 @@ def _evaluation(field: Field, weights: Named, stage: Stage, shared: Mapping[int,
         pairs = zip(field.members(), field.split(weights), strict=True)
         members = [_evaluation(member, own, stage, shared) for member, own in pairs]
         return Mixture(members, torch.sigmoid(weights["logits"]))
-    if type(field).evaluate in (TimeVarying.evaluate, Autonomous.evaluate, Callback.evaluate):
+    if type(field).evaluate is ModuleField.evaluate:
+        assert isinstance(field, ModuleField)
         module = _filled(field, weights, stage, shared)
-        timed = isinstance(field, Callback) or getattr(field, "takes_time", False)
-        return AtTime(module, float(stage.time)) if timed else module
+        return AtTime(module, float(stage.time)) if field.takes_time else module
     raise ValueError(
         f"{type(field).__name__} evaluates in a way of its own, which can't be written out as "
         "modules"

@@ -16,6 +16,7 @@ class Pair:
 
     config: object
     summary: str = "two seeds"
+    draws: bool = False
 
     def plan(self, options, root=None):
         seeds = range(options.seeds)

@@ -65,7 +65,7 @@ def test_a_report_that_draws_asks_for_matplotlib_first(tmp_path, capsys, monkeyp
     except ImportError:
         needed = True
     if not needed:
-        check_figures(name)
+        check_figures(EXPERIMENTS[name])
         return
     root = tmp_path / "new"
     assert main([name, "--budget", "tiny", "--root", str(root), "--report", str(root)]) == 2
