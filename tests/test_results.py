@@ -17,6 +17,7 @@ PAGES = {
     "staged": Options(),
     "table1": Options(),
     "table2": Options(seeds=2),
+    "tradeoff": Options(),
 }
 #: Without runs: computed whenever it is made, and conditions of 1e16 are another machine's others.
 COMPUTED = "figure-chebyshev"

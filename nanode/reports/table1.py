@@ -189,6 +189,8 @@ def _memory(columns: Sequence[Column], models: Sequence[str], sets: Sequence[str
         ]
     if not rows:
         return ""
+    unfit = " Activations “–”: plain PyTorch needs more than the device has."
+    noted = unfit if any(row[4] == "–" for row in rows) else ""
     return (
         "## Memory\n\n"
         "Of the flow alone, at the rows' own batch and precision, by the gradient named here as "
@@ -196,7 +198,8 @@ def _memory(columns: Sequence[Column], models: Sequence[str], sets: Sequence[str
         "are kept (Backprop), NANODEs hold as much as residual networks; what constant memory "
         "takes is measured in a section of its own, in single precision. The paper doesn't say for "
         "which batch its activations are. For waves of order d it counts 2d coefficients, where "
-        "with a₀ there are 2d + 1; ours move the norms' affines too.\n\n" + table(header, rows)
+        f"with a₀ there are 2d + 1; ours move the norms' affines too.{noted}\n\n"
+        + table(header, rows)
     )
 
 

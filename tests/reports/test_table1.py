@@ -177,6 +177,18 @@ def test_memory_of_every_gradient(make, page, tmp_path):
     assert found == ["Backprop()", "Reversal(chunk=None)"]
 
 
+def test_activations_that_no_device_holds(make, page, tmp_path):
+    run = EXPERIMENTS["table1"].plan(Options(budget="full", data=("cifar10",)), tmp_path)[0]
+    record = make(seed=run.config.seed)
+    (tmp_path / run.name).mkdir(parents=True)
+    words = "Activations “–”: plain PyTorch needs more than the device has."
+    for held in (7_300_000_000, None):
+        costs = replace(record.costs, flow_activation_bytes=held)
+        replace(record, config=run.config, costs=costs).save(tmp_path / run.name / "run.json")
+        text = page()
+        assert (rows(text, "Memory")[run.config.model][3] == "–") is (words in text) is (not held)
+
+
 def test_choices_still_open_and_made(write, page, tmp_path):
     options = Options(budget="full", data=("cifar10",))
     accuracy = {0.1: 0.5, 0.4: 0.6, 1.0: 0.4, 2.5: 0.3}
