@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         givens_product,
         smoothness_penalty,
     )
-    from nanode.transforms import materialise, project, projection_errors
+    from nanode.transforms import materialise, module_at, project, projection_errors
 
 __version__ = "0.1.0"
 
@@ -137,6 +137,7 @@ __all__ = [
     "givens_product",
     "materialise",
     "measure_memory",
+    "module_at",
     "odeint",
     "project",
     "projection_errors",

@@ -1,8 +1,9 @@
-"""What ends a program from outside: Ctrl-C and SIGTERM, and a pipe that nobody reads.
+"""What ends a program from outside: signals, a pipe that nobody reads, a terminal's encoding.
 
 A signal is a request to a run, the end of anything else, and never comes inside an import.
 """
 
+import io
 import os
 import select
 import signal
@@ -60,6 +61,13 @@ def raised() -> Iterator[None]:
         yield
 
 
+def print_anything() -> None:
+    """Have a ? printed for what the encoding of a terminal or pipe lacks, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def unread() -> bool:
     """Whether nobody reads what is printed, as behind ``| head``; it then leads nowhere.
 
@@ -72,7 +80,7 @@ def unread() -> bool:
             asked.register(number, select.POLLOUT)
             if not any(event & select.POLLERR for _, event in asked.poll(0)):
                 return False
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), number)  # else Python would complain at its end
     return True
 

@@ -96,6 +96,11 @@ class Stages(Sequence[Stage]):
     stages: tuple[Stage, ...]
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
+    @classmethod
+    def alone(cls, times: Iterable[float]) -> "Stages":
+        """Single evaluations at these times, outside any solve."""
+        return cls(tuple(map(Stage.alone, times)))
+
     @overload
     def __getitem__(self, index: int) -> Stage: ...
     @overload

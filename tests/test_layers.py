@@ -10,6 +10,7 @@ import nanode
 #: Each part of the package may import those before it, and itself.
 ORDER = (
     "values",
+    "doubles",
     "tracing",
     "stages",
     "bases",
@@ -86,7 +87,7 @@ def files():
 @pytest.mark.parametrize(("path", "module"), [*files()])
 def test_imports_point_to_the_left(path, module):
     module = "nanode" if module == "nanode.__init__" else module
-    assert violations(path.read_text(), module) == []
+    assert violations(path.read_text(encoding="utf-8"), module) == []
 
 
 def test_every_part_has_its_place():
@@ -95,7 +96,12 @@ def test_every_part_has_its_place():
 
 
 def test_the_readme_shows_that_order():
-    tree = (ROOT.parent / "README.md").read_text().split("```\nnanode/\n")[1].split("tests/")[0]
+    tree = (
+        (ROOT.parent / "README.md")
+        .read_text(encoding="utf-8")
+        .split("```\nnanode/\n")[1]
+        .split("tests/")[0]
+    )
     shown = [line.split()[0].removesuffix("/").removesuffix(".py") for line in tree.splitlines()]
     assert shown == list(ORDER)
 

@@ -56,8 +56,9 @@ class BasisCondition(Findings):
 def basis_condition(basis: Basis, points: int = 1000) -> BasisCondition:
     """Singular values and condition number of a basis at the starts of equal steps.
 
-    With many points it is that of the functions themselves, the root of that of their Gram matrix;
-    with as many as a block has steps, that of what the block sees.
+    With many points it comes near that of the functions themselves, the root of that of their Gram
+    matrix (for 21 Chebyshev polynomials 12 % above it at 1,000 points); with as many as a block has
+    steps, it is that of what the block sees.
 
     >>> import nanode
     >>> round(basis_condition(nanode.Bucketed(4), points=8).condition, 6)

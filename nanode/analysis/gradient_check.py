@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from nanode.analysis.subject import as_block
-from nanode.analysis.weights import in_double
 from nanode.block import ODEBlock, augmented
+from nanode.doubles import in_double
 from nanode.gradients import Backprop, Backsolve, Checkpointed, Evaluations, Gradient, Reversal
 from nanode.gradients.problem import Conditioning, Problem
+from nanode.gradients.randomness import undrawn
 from nanode.solvers.stepper import Carry, Invertible, State
 
 
@@ -85,7 +86,8 @@ def check_gradients(
         raise ValueError("check_gradients needs a block with a fixed-step solver")
     if methods is None:
         methods = (Checkpointed(), Reversal(), Backsolve())
-    with torch.random.fork_rng():
+    devices = [part.device for part in tree_flatten(x)[0] if isinstance(part, Tensor)]
+    with torch.random.fork_rng(range(torch.cuda.device_count())), undrawn(devices):
         seed = torch.random.initial_seed()
         reference = _gradients(block, Backprop(), x, conditioning, seed)
         rows, refused = [], {}
@@ -112,14 +114,12 @@ def reversal_drift(block: ODEBlock, x: Any, *conditioning: Any) -> float | None:
     stepper = plan.stepper
     parts, structure = tree_flatten(augmented(x, block.augment, block.augment_axis))
     problem = Problem(plan, structure, Conditioning(conditioning), Evaluations())
-    weights = plan.field.weights(plan.stages)
-    rows = weights.rows()
+    rows = plan.field.weights(plan.stages).rows(len(plan.stages))
 
     def f(i: int, at: State) -> State:
-        row = rows[i] if rows else weights.constant
-        return problem.evaluate(plan.stages, i, row, at, conditioning)
+        return problem.evaluate(plan.stages, i, rows[i], at, conditioning)
 
-    with torch.random.fork_rng({part.device for part in parts if part.is_cuda}):
+    with undrawn(part.device for part in parts):
         carry: Carry = problem.march(f, problem.open(f, tuple(parts)), lambda k, reached: None)
         for k in reversed(range(plan.grid.steps)):
             carry = stepper.invert(problem.local(f, k), plan.widths[k], carry)

@@ -11,6 +11,7 @@ from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Linearised, Of, Steps
 from nanode.analysis.subject import Subject
 from nanode.block import ODEBlock
+from nanode.doubles import in_double
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +59,10 @@ def gradient_norms(
     solve = Linearised(Subject(block, x, conditioning), of or Steps())
     solve.require_memoryless("the gradient along the way")
     pulled = _direction(solve, gradient)[:, None]
-    norms = [pulled.double().norm()]
+    norms = [in_double(pulled).norm()]
     for k in reversed(range(solve.steps)):
         pulled = solve.pull(pulled, k, k + 1)
-        norms.append(pulled.double().norm())
+        norms.append(in_double(pulled).norm())
     times = torch.tensor(solve.times, dtype=torch.float64)
     return GradientNorms(times, torch.stack(norms[::-1]).cpu())
 

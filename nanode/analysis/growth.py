@@ -23,6 +23,7 @@ from nanode.analysis.drawing import Findings, lines
 from nanode.analysis.linearised import Equation, Linearised, Of
 from nanode.analysis.subject import Subject
 from nanode.block import ODEBlock
+from nanode.doubles import hosted, in_double
 from nanode.values import checked_count
 
 
@@ -61,11 +62,11 @@ def growth_rates(
     count = min(checked_count("count", count, least=1), solve.size)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(solve.size, count, generator=generator, dtype=torch.float64)
-    columns = torch.linalg.qr(start)[0].to(solve.begin)
+    columns = torch.linalg.qr(start)[0]
     grown = []
     for k in range(solve.steps):
-        columns, upper = torch.linalg.qr(solve.step(k).apply(columns))
-        grown.append(upper.diagonal().abs().double().log())
+        columns, upper = torch.linalg.qr(hosted(solve.step(k).apply(columns.to(solve.begin))))
+        grown.append(in_double(upper.diagonal().abs()).log())
     times = torch.tensor(solve.times[1:], dtype=torch.float64)
     total = torch.stack(grown).cumsum(0).cpu()
     return GrowthRates(times, total / (times - solve.times[0]).abs()[:, None])

@@ -25,6 +25,7 @@ from nanode.analysis.operator import (
 )
 from nanode.analysis.subject import Subject, check_small
 from nanode.block import ODEBlock
+from nanode.doubles import hosted, in_double
 from nanode.values import checked_count
 
 
@@ -93,7 +94,7 @@ def jacobian_spectrum(
             found, norm = _exactly(operator.dense(), sign)
         else:
             found, norm = _estimated(operator, sign, count, depth, seed)
-        values.append(found.double())
+        values.append(in_double(found))
         norms.append(norm)
     return JacobianSpectrum(
         torch.tensor([solve.times[k] for k in where], dtype=torch.float64),
@@ -115,6 +116,7 @@ def evenly(steps: int, points: int | None) -> list[int]:
 
 
 def _exactly(matrix: Tensor, sign: int) -> tuple[Tensor, float]:
+    matrix = hosted(matrix)
     norm = torch.linalg.eigvalsh(sign * (matrix + matrix.T) / 2)[-1]
     return torch.linalg.svdvals(matrix), float(norm)
 

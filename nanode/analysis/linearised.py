@@ -192,7 +192,7 @@ class Linearised:
     def jacobian(self, k: int) -> Operator:
         """∂(s·f)/∂x at the start of step k."""
         # The step's own first evaluation, which norms have statistics for, if it is at its start.
-        stages, i = self.plan.stages, self.problem.first_stage(k)
+        stages, i = self.plan.stages, self.plan.stepper.first_stage(k)
         if float(stages[i].time) != self.times[k]:
             stages, i = field_stages(self.plan.grid), k
         row = self.plan.field.weights(stages[i : i + 1]).at(0)
@@ -264,8 +264,8 @@ class Linearised:
         """f of stage indices, good for the evaluations of step k and the opening one."""
         first, weights = 0, self._weights
         if weights is None:
-            first = self.problem.first_stage(k) if k else 0
-            last = self.problem.first_stage(k + 1)
+            first = self.plan.stepper.first_stage(k) if k else 0
+            last = self.plan.stepper.first_stage(k + 1)
             weights = self.plan.field.weights(self.plan.stages[first:last])
 
         def f(i: int, at: State) -> State:

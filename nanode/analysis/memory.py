@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nanode.analysis.subject import as_block
 from nanode.block import ODEBlock
 from nanode.fields import Weights
+from nanode.gradients.randomness import undrawn
 from nanode.stages import Stages
 
 
@@ -63,7 +64,7 @@ def measure_memory(block: ODEBlock, x: Any, *conditioning: Any) -> Memory:
     device = next((part.device for part in tree_leaves(x) if isinstance(part, Tensor)), None)
     on_gpu = device is not None and device.type == "cuda"
     measure = partial(_on_gpu, device) if on_gpu else _on_cpu
-    with torch.random.fork_rng([device] if on_gpu else []):
+    with undrawn([] if device is None else [device]):
         # Once before: what is made at first use and then kept is no cost of a pass.
         _pass(twin, x, conditioning, lambda result: None)
         twin.zero_grad(set_to_none=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nanode.doubles import hosted
 from nanode.values import checked_count
 
 #: How far powers of JᵀJ go. With one column more than values are wanted it is the cheapest depth
@@ -112,7 +113,7 @@ def largest_singular_values(
         return operator.transpose(found[-1])
 
     _krylov(normal, operator, count, depth, seed)
-    values: Tensor = torch.linalg.svdvals(torch.cat(found, dim=1))
+    values: Tensor = torch.linalg.svdvals(hosted(torch.cat(found, dim=1)))
     return values[:count]
 
 
@@ -143,6 +144,7 @@ def largest_eigenvalue(symmetric: Operator, *, depth: int = 3 * DEPTH, seed: int
 
 def _top(basis: Tensor, images: Tensor) -> tuple[float, float]:
     """The largest Ritz value, and how far its vector is from an eigenvector."""
+    basis, images = hosted(basis), hosted(images)
     projected = basis.T @ images
     values, vectors = torch.linalg.eigh((projected + projected.T) / 2)
     value, vector = values[-1], vectors[:, -1]
@@ -177,14 +179,14 @@ def _krylov(
     width = min(count + 1, operator.size)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(operator.size, width, generator=generator, dtype=torch.float64)
-    block: Tensor = torch.linalg.qr(start.to(operator.like))[0]
+    block: Tensor = torch.linalg.qr(hosted(start.to(operator.like)))[0]
     basis = block
     for _ in range(depth):
-        block = _new_directions(apply(block), basis)
+        block = _new_directions(hosted(apply(block.to(operator.like))), basis)
         if block.shape[1] == 0 or settled(basis):  # or invariant: nothing is left to find in it
             return basis
         basis = torch.cat([basis, block], dim=1)
-    apply(block)
+    apply(block.to(operator.like))
     return basis
 
 

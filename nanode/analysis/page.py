@@ -112,7 +112,7 @@ class Analysis(Findings):
         folder.mkdir(parents=True, exist_ok=True)
         page, numbers = folder / "analysis.png", folder / "analysis.json"
         text = json.dumps(self.numbers(), indent=1, allow_nan=False)
-        numbers.write_text(text + "\n", encoding="utf-8")
+        numbers.write_text(text + "\n", encoding="utf-8", newline="\n")
         self.figure().savefig(page, dpi=110)
         return page, numbers
 

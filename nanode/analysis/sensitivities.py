@@ -22,6 +22,7 @@ from nanode.analysis.subject import Subject, check_small
 from nanode.analysis.transition import SingularValues, wanted_times
 from nanode.analysis.variational import solve_variational
 from nanode.block import ODEBlock
+from nanode.doubles import hosted, in_double
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Sensitivity(Findings):
     @property
     def singular_values(self) -> SingularValues:
         """Those of each matrix."""
-        return SingularValues("S(t)", self.times, torch.linalg.svdvals(self.matrices))
+        return SingularValues("S(t)", self.times, torch.linalg.svdvals(hosted(self.matrices)))
 
     def numbers(self) -> dict[str, Any]:
         """The times, the singular values, and the norm by parameter, for JSON."""
@@ -116,7 +117,7 @@ def sensitivity_values(
         operator = _of_parameters(solve.transition(0, k), subject.size)
         values.append(largest_singular_values(operator, count, depth=depth, seed=seed))
     times = torch.tensor(wanted, dtype=torch.float64)
-    return SingularValues("S(t)", times, torch.stack(values).double())
+    return SingularValues("S(t)", times, in_double(torch.stack(values)))
 
 
 def _of_steps(solve: Linearised, wanted: Sequence[float]) -> list[Tensor]:

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from nanode.analysis.drawing import Findings, axes
 from nanode.analysis.subject import field_of
-from nanode.analysis.weights import in_double
 from nanode.bases import Basis
 from nanode.bases.quadrature import gauss
 from nanode.block import ODEBlock
+from nanode.doubles import in_double
 from nanode.fields import Field, Gated, TimeVarying
 from nanode.stages import Stage, Stages
 from nanode.trajectories import Expansion, Joined

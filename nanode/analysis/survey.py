@@ -26,7 +26,8 @@ from nanode.bases import Basis
 from nanode.block import ODEBlock, flows
 from nanode.fields import TimeVarying
 from nanode.gradients import Backprop
-from nanode.stages import Stage, Stages
+from nanode.gradients.randomness import undrawn
+from nanode.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def analyse(
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no ODEBlock in it, so there is no flow")
     # Models may draw random numbers even in eval mode.
-    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with undrawn([x.device]):
         met = [_met(twin, blocks, x[n : n + 1], n, loss, rows) for n in range(len(x))]
     analyses = {}
     for name, block in blocks.items():
@@ -181,7 +182,7 @@ def _gradient(value: Any, reached: Any) -> Any:
 
 def _flow(block: ODEBlock, met: list[_Met], effort: Effort) -> FlowAnalysis:
     look = _Look(block, Subject(block, met[0].x, met[0].conditioning), effort)
-    moves = bool(block.field.weights(Stages((Stage.alone(block.interval[0]),))).moving)
+    moves = bool(block.field.weights(Stages.alone([block.interval[0]])).moving)
     return FlowAnalysis(
         of=look.words,
         size=look.size,

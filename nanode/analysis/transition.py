@@ -22,6 +22,7 @@ from nanode.analysis.operator import DEPTH, largest_singular_values
 from nanode.analysis.subject import Subject, check_small
 from nanode.analysis.variational import solve_variational
 from nanode.block import ODEBlock
+from nanode.doubles import hosted, in_double
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Transition(Findings):
     @property
     def singular_values(self) -> SingularValues:
         """Those of each matrix."""
-        return SingularValues("Φ(t, τ)", self.times, torch.linalg.svdvals(self.matrices))
+        return SingularValues("Φ(t, τ)", self.times, torch.linalg.svdvals(hosted(self.matrices)))
 
     def numbers(self) -> dict[str, Any]:
         """τ, the times and the singular values, for JSON."""
@@ -146,7 +147,7 @@ def transition_values(
         for k in rest
     ]
     return SingularValues(
-        "Φ(t, τ)", torch.tensor(wanted, dtype=torch.float64), torch.stack(values).double()
+        "Φ(t, τ)", torch.tensor(wanted, dtype=torch.float64), in_double(torch.stack(values))
     )
 
 

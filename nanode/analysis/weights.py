@@ -10,6 +10,7 @@ from nanode.analysis.drawing import Findings, axes, lines, log_scale
 from nanode.analysis.linearised import field_stages
 from nanode.analysis.subject import field_of
 from nanode.block import ODEBlock
+from nanode.doubles import in_double
 from nanode.fields import Field
 from nanode.solvers import Uniform
 from nanode.trajectories.trajectory import Named
@@ -64,11 +65,6 @@ def weight_norms(field: Field | ODEBlock, points: int = 101) -> WeightNorms:
         values = torch.linalg.svdvals(in_double(table).flatten(2))
         norms[name], conditions[name] = values[:, 0], values[:, 0] / values[:, -1]
     return WeightNorms(times, norms, conditions)
-
-
-def in_double(values: Tensor) -> Tensor:
-    """Values in double precision, complex ones as such."""
-    return values.to(torch.promote_types(values.dtype, torch.float64))
 
 
 def moving_weights(field: Field | ODEBlock, points: int) -> tuple[Tensor, Named]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanode.bases.basis import Basis, Interval, one, working
 from nanode.bases.waves import wave_gram
+from nanode.doubles import hosted
 from nanode.stages import Side
 from nanode.values import checked_count, checked_positive
 
@@ -66,8 +67,8 @@ class RandomFourier(Basis):
     def values(self, t: Tensor, side: Side) -> Tensor:
         """The constant, then the waves."""
         time = working(t)[..., None]
-        frequencies = self.frequencies.to(device=t.device, dtype=time.dtype)
-        phases = self.phases.to(device=t.device, dtype=time.dtype)
+        frequencies = hosted(self.frequencies).to(device=t.device, dtype=time.dtype)
+        phases = hosted(self.phases).to(device=t.device, dtype=time.dtype)
         waves = torch.cos(frequencies * time + phases)
         return torch.cat([one(time), waves], dim=-1).to(t.dtype)
 
@@ -75,8 +76,8 @@ class RandomFourier(Basis):
         """Products of waves turned into sums, integrated in closed form."""
         m = checked_count("m", m, 0)
         zero = torch.zeros(1, dtype=torch.float64, device="cpu")
-        frequencies = torch.cat([zero, self.frequencies.to(zero)])
-        phases = torch.cat([zero, self.phases.to(zero)])
+        frequencies = torch.cat([zero, hosted(self.frequencies).to(zero)])
+        phases = torch.cat([zero, hosted(self.phases).to(zero)])
         return wave_gram(frequencies, phases, self.interval, m)
 
     def unit(self) -> Tensor:
@@ -91,7 +92,7 @@ class RandomFourier(Basis):
             device = fn(torch.empty(0, dtype=torch.float32, device=held.device)).device
             dtype = torch.float32 if device.type == "mps" else torch.float64
             source = drawn if held.is_meta else held
-            setattr(self, name, source.to(dtype).to(device))
+            setattr(self, name, hosted(source).to(device=device, dtype=dtype))
         return self
 
     def extra_repr(self) -> str:

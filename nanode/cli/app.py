@@ -1,7 +1,6 @@
 """The list of commands, and how what goes wrong is shown."""
 
 import errno
-import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from cyclopts import (
 )
 
 from nanode import __version__
-from nanode.interrupts import postponed, raised, unread
+from nanode.interrupts import postponed, print_anything, raised, unread
 
 #: Each command's name and what it does; ``command`` in the file of that name carries it out.
 COMMANDS = {
@@ -91,9 +90,7 @@ def run(tokens: Sequence[str]) -> int:
     0, or 1 for what failed, 2 for options that don't exist or lack a value, 130 for Ctrl-C and
     SIGTERM, 141 where nobody reads what is printed.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what an encoding lacks is no reason to stop
-            stream.reconfigure(errors="replace")
+    print_anything()
     try:
         with raised():
             _import(tokens)

@@ -12,13 +12,14 @@ from nanode.experiments import EXPERIMENTS, Options, Outcome, Planned, over, rep
 from nanode.experiments.archive import check_target, restore, write_records, write_unfinished
 from nanode.experiments.execution import BrokenOff, check_figures, load_record, matches
 from nanode.experiments.plan import BUDGETS, DATA, changed
-from nanode.interrupts import GOES_ON, asked_to_stop, unread
+from nanode.interrupts import GOES_ON, asked_to_stop, print_anything, unread
 from nanode.training.documents import read_value
 from nanode.training.video import VideoMetrics
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out an experiment, or list its runs, or report on them."""
+    print_anything()
     given = _parser().parse_args(arguments)
     try:
         with asked_to_stop() as asked:

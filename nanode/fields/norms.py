@@ -6,6 +6,7 @@ statistics would mix all of that. Here each evaluation of a solve has its own se
 and only the first pass through it updates the set.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanode.doubles import in_double
 from nanode.fields.swap import StageAware
 from nanode.fields.walk import parts_of, replaced
 from nanode.stages import Stage
@@ -105,7 +107,7 @@ class BatchNorm(StageAware):
 
     def get_extra_state(self) -> Tensor:
         """The times, for the state dict: statistics alone don't say what they belong to."""
-        return torch.tensor(self.times, dtype=torch.float64)
+        return torch.tensor(self.times, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Times that came with statistics; as many of another grid will be interpolated."""
@@ -278,7 +280,17 @@ def prepare_norms(module: nn.Module, times: Sequence[float]) -> None:
 
     Norms in eval mode that have statistics keep them: they interpolate instead.
     """
-    for norm in norms_in(module):
+    norms = norms_in(module)
+    before = next((n.times for n in norms if n.training and n.updates and n.times), ())
+    if before and times and (min(times) > max(before) or max(times) < min(before)):
+        warnings.warn(
+            f"a BatchNorm that was trained from t = {min(before):.4g} to {max(before):.4g} is "
+            f"trained from {min(times):.4g} to {max(times):.4g} now, with the statistics that it "
+            "has: it keeps those of one interval. Solve over all of it at once (at= gives the "
+            "states on the way), or use GroupNorm",
+            stacklevel=4,
+        )
+    for norm in norms:
         if norm.training or not norm.times:
             norm.prepare(times)
 
@@ -294,4 +306,5 @@ def _interpolated(rows: Tensor, old: Sequence[float], new: Sequence[float]) -> T
     shares = np.stack([np.interp(np.asarray(new), times, unit) for unit in np.eye(len(times))], 1)
     # One product with the rows, by torch: its function transforms can't follow numpy.
     matrix = torch.from_numpy((shares / np.bincount(where))[:, where])
-    return (matrix.to(rows.device) @ rows.double()).to(rows.dtype)
+    wide = in_double(rows)
+    return (matrix.to(wide.device) @ wide).to(rows)

@@ -1,7 +1,8 @@
 """Drawing the same random numbers twice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 def random_state(device: torch.device) -> list[Tensor]:
     """The states of the generators that an evaluation may draw from."""
     states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
+    if (own := _generator(device)) is not None:
+        states.append(own.get_rng_state(device))
     return states
 
 
@@ -32,6 +33,17 @@ def as_drawn(states: list[Tensor] | None, device: torch.device) -> Iterator[Call
         _set_random_state(now, device)
 
 
+@contextmanager
+def undrawn(devices: Iterable[torch.device]) -> Iterator[None]:
+    """What is drawn in here, on these devices or the host, is as if it hadn't been."""
+    states = {device: random_state(device) for device in {torch.device("cpu"), *devices}}
+    try:
+        yield
+    finally:
+        for device, state in states.items():
+            _set_random_state(state, device)
+
+
 def equal_states(one: list[Tensor], other: list[Tensor]) -> bool:
     """Whether nothing was drawn between the two."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -39,5 +51,11 @@ def equal_states(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def _set_random_state(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
+    if (own := _generator(device)) is not None:
+        own.set_rng_state(states[1], device)
+
+
+def _generator(device: torch.device) -> Any:
+    """The module of a device with random numbers of its own, such as ``torch.cuda``."""
+    module = getattr(torch, device.type, None)
+    return module if hasattr(module, "get_rng_state") else None

@@ -24,7 +24,9 @@ class Adaptive:
     ``method`` is any of torchdiffeq's adaptive ones (dopri5, dopri8, bosh3, fehlberg2,
     adaptive_heun). Breakpoints of the weights become its ``jump_t``, so that no step crosses one;
     those in ``options``, which are torchdiffeq's, are joined to them. The error of a step is kept
-    below ``atol + rtol * |x|``, two numbers that hold for the whole state. Gradients by
+    below ``atol + rtol * |x|``, two numbers that hold for the whole state. It steps to every wanted
+    time; with ``interpolate`` it goes its own way and interpolates between its steps, which is less
+    accurate and much faster where many times are wanted. Gradients by
     ``Backprop`` (through torchdiffeq's own steps) or ``Backsolve`` (its adjoint, whose backward
     pass fails in torchdiffeq's own words: "underflow in dt" where the reversed solution grows too
     fast).
@@ -34,6 +36,7 @@ class Adaptive:
     rtol: float = 1e-5
     atol: float = 1e-6
     options: dict[str, Any] = field(default_factory=dict)
+    interpolate: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in _METHODS:
@@ -78,10 +81,15 @@ class Adaptive:
         marks = times.detach()
         first, last = marks[[0, -1]].tolist()
         jump_t = _between(marks, (*breakpoints, *self._own("jump_t")))
-        # Left alone torchdiffeq steps past a wanted time and interpolates, less accurately.
-        step_t = torch.cat([marks, _between(marks, self._own("step_t"))]).unique()
+        # Left alone torchdiffeq steps past a wanted time and interpolates.
+        met = marks[[0, -1]] if self.interpolate else marks
+        step_t = torch.cat([met, _between(marks, self._own("step_t"))]).unique()
         stops = {"jump_t": jump_t, "step_t": step_t[~torch.isin(step_t, jump_t)]}
-        options = self.options | stops
+        # By default torchdiffeq keeps times in double precision where the state is.
+        own = ({"dtype": torch.float32} if x[0].device.type == "mps" else {}) | self.options
+        norm = own.pop("norm", None)
+        adjoint_norm = {"norm": norm} if norm == "seminorm" else {}  # else made of the state's
+        options = own | stops | ({} if norm is None or adjoint_norm else {"norm": _of_state(norm)})
         sided = _Sided(f, jump_t.tolist(), forwards=first < last, adjoint=adjoint is not None)
         settings: dict[str, Any] = {
             "rtol": self.rtol,
@@ -92,7 +100,7 @@ class Adaptive:
         if adjoint is not None:
             # Where time runs backwards torchdiffeq's adjoint pass counts it negative.
             turned = {name: t if first < last else -t for name, t in stops.items()}
-            settings |= {"adjoint_params": adjoint, "adjoint_options": self.options | turned}
+            settings |= {"adjoint_params": adjoint, "adjoint_options": own | adjoint_norm | turned}
         odeint = torchdiffeq.odeint if adjoint is None else torchdiffeq.odeint_adjoint
         with self._explained(sided):
             return list(odeint(sided, x, times, **settings))
@@ -133,6 +141,11 @@ def _check_tolerance(name: str, value: Any) -> None:
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
         raise ValueError(f"{name} must be one finite number of at least 0, got {value!r}")
+
+
+def _of_state(norm: Callable[[Any], Tensor]) -> Callable[[State], Tensor]:
+    """A norm of the parts of a state, from one that takes a tensor where the state is one."""
+    return lambda parts: norm(parts[0] if len(parts) == 1 else parts)
 
 
 def _between(marks: Tensor, times: Iterable[float]) -> Tensor:

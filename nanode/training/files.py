@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with named(path):
             write(half)
             _reach_disk(half)
-            os.replace(half, path)
+            _put(half, path)
     finally:
         _remove(half)
 
@@ -46,7 +47,7 @@ def remove_halves(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text to a file, all or nothing."""
-    write_atomically(path, lambda half: half.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda half: half.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def write_json(path: Path, plain: Any) -> None:
@@ -79,8 +80,20 @@ def _reach_disk(path: Path) -> None:
     """Wait until what was written is on the disk: a move alone may survive a crash without it."""
     parts = [path] if path.is_file() else [part for part in path.rglob("*") if part.is_file()]
     for part in parts:
-        with part.open("rb") as file:
+        with part.open("r+b") as file:  # Windows lets only writers ask for that
             os.fsync(file.fileno())
+
+
+def _put(half: Path, path: Path) -> None:
+    """Move a file into place; Windows refuses while another process has the old one open."""
+    for wait in (0.01, 0.03, 0.1, 0.3, 1.0) if os.name == "nt" else ():
+        try:
+            os.replace(half, path)
+        except PermissionError:
+            time.sleep(wait)
+        else:
+            return
+    os.replace(half, path)
 
 
 def _remove(path: Path) -> None:

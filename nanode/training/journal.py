@@ -32,7 +32,7 @@ class Journal:
                 if early:
                     kept.append(line + "\n")
         write_text(self._path, "".join(kept))
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = self._path.open("a", encoding="utf-8", newline="\n")
 
     def write(self, step: int, **values: Any) -> None:
         """One line, under ``step`` steps taken."""

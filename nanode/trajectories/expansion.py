@@ -1,7 +1,8 @@
 """Weights as linear combinations of basis functions: the paper's bucketed, polynomial and
 trigonometric models are this class with another basis."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ class Expansion(Trajectory):
             name: _product(z.to(device=alpha.device, dtype=alpha.dtype), alpha).view(
                 self.shapes[name]
             )
-            for name, alpha in self.coefficients
+            for name, alpha in self._own()
         }
 
     def table(self, stages: Stages) -> Named:
@@ -82,8 +83,18 @@ class Expansion(Trajectory):
             name: _product(basis_values(self.basis, stages, alpha), alpha).view(
                 len(stages), *self.shapes[name]
             )
-            for name, alpha in self.coefficients
+            for name, alpha in self._own()
         }
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        """The coefficients of each weight, which must be here."""
+        for name, alpha in self.coefficients:
+            if alpha is None:
+                raise ValueError(
+                    f"the coefficients of {name!r} have gone to a field that was made of the one "
+                    "they were in; call that one"
+                )
+            yield name, alpha
 
     def prepare(self, stages: Stages) -> None:
         """The basis's values, for each dtype and device among the coefficients."""
@@ -93,15 +104,18 @@ class Expansion(Trajectory):
 
     def energy(self, m: int = 0) -> Tensor:
         r"""The sum over all weights of :math:`\int W^{(m)2} dt = \alpha^\top G_m \alpha`."""
-        root = _root(self.basis.gram(m))
+        root, unit = _root(self.basis.gram(m)), self.basis.unit()
+        there: dict[Any, tuple[Tensor, Tensor]] = {}
         parts = []
         for _, stored in self.coefficients:
             if stored is None:  # a field around this one moves it
                 continue
             alpha = gathered(stored)
-            moving = alpha if m == 0 else _without_constant(alpha, self.basis.unit())
-            product = _product(root.to(device=alpha.device, dtype=alpha.dtype), moving)
-            parts.append(squared(product).sum())
+            key = alpha.device, alpha.dtype
+            if key not in there:
+                there[key] = _sent(root, alpha), _sent(unit, alpha)
+            moving = alpha if m == 0 else _without_constant(alpha, unit, there[key][1])
+            parts.append(squared(_product(there[key][0], moving)).sum())
         return torch.stack(parts).sum()
 
 
@@ -111,17 +125,21 @@ def _product(z: Tensor, alpha: Tensor) -> Tensor:
     return product
 
 
-def _without_constant(alpha: Tensor, unit: Tensor) -> Tensor:
+def _sent(values: Tensor, like: Tensor) -> Tensor:
+    """Where and as ``like`` is; a GPU needn't finish what it is at before it gets them."""
+    return values.to(device=like.device, dtype=like.dtype, non_blocking=like.is_cuda)
+
+
+def _without_constant(alpha: Tensor, unit: Tensor, sent: Tensor) -> Tensor:
     """α less the multiple of the constant function that leaves nothing in one coefficient.
 
     Derivatives don't see it. Of weights that don't move nothing is left at all, where R, rounded,
-    would leave something of their size.
+    would leave something of their size. ``unit`` is on the host, ``sent`` where α is.
     """
     place = int(unit.abs().argmax())
     if not unit[place]:
         return alpha  # a basis without the constant function
-    share = alpha[place] / unit[place].to(alpha)
-    return alpha - unit.to(alpha)[:, None] * share
+    return alpha - sent[:, None] * (alpha[place] / float(unit[place]))
 
 
 def _root(gram: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from nanode.doubles import hosted
+
 
 class Form(ABC):
     """A rule that makes a matrix of free numbers, and finds free numbers for a matrix.
@@ -97,7 +99,7 @@ class Exponential(_Turned):
     def turned(self, x: Tensor, a: Tensor, normal: Tensor | None) -> Tensor:
         """X exp(A), or [X, N] times the first columns of an exponential of twice the size."""
         if normal is None:
-            product: Tensor = x @ torch.linalg.matrix_exp(a)
+            product: Tensor = x @ _exponential(a)
             return product
         n = x.shape[-1]
         # Any multiple of N will do. A large one is brought to the length of X, or rounding in the
@@ -107,7 +109,7 @@ class Exponential(_Turned):
         eye = rms * torch.eye(n, dtype=a.dtype, device=a.device)
         above = torch.cat([a, -rms * (normal.mT @ normal)], dim=-1)
         below = torch.cat([eye, torch.zeros_like(eye)], dim=-1)
-        turn = torch.linalg.matrix_exp(torch.cat([above, below], dim=-2))
+        turn = _exponential(torch.cat([above, below], dim=-2))
         turned: Tensor = x @ turn[..., :n, :n] + normal @ turn[..., n:, :n]
         return turned
 
@@ -175,11 +177,17 @@ class Skew(Form):
         return free - free.mT
 
 
+def _exponential(a: Tensor) -> Tensor:
+    """exp(A), on the host for devices that have no kernel for it."""
+    found: Tensor = torch.linalg.matrix_exp(hosted(a)).to(a)
+    return found
+
+
 def exact(weight: Tensor) -> Tensor:
     """A matrix in float64 on the host, finite; an identity in place of one without values."""
     if weight.is_meta:
         return torch.eye(*weight.shape, dtype=torch.float64, device="cpu")
-    x = weight.detach().to("cpu", torch.float64)
+    x = hosted(weight.detach()).to("cpu", torch.float64)
     if not bool(torch.isfinite(x).all()):
         raise ValueError("it holds numbers that are not finite")
     return x

@@ -162,7 +162,7 @@ def _walk(turns: Sequence[Turn], weight: Tensor, basis: Basis) -> Tensor:
     a = cos * shift.cos() - sin * shift.sin()
     b = cos * shift.sin() + sin * shift.cos()
     none = torch.zeros(basis.order - degree, m, n, dtype=torch.float64, device="cpu")
-    return as_weight(torch.cat([constant, a, none, b, none]), weight.shape).to(weight.device)
+    return as_weight(torch.cat([constant, a, none, b, none]), weight.shape).to(weight)
 
 
 def checked_turns(turns: Sequence[Any], size: int) -> list[tuple[int, int, int]]:

@@ -103,7 +103,7 @@ class Untied(Start):
 
     def __call__(self, parameters: Mapping[str, Tensor], basis: Basis) -> Coefficients:
         """One draw per coefficient; the first is the module's own."""
-        if not torch.equal(basis.unit(), torch.ones(basis.size, dtype=torch.float64)):
+        if not torch.equal(basis.unit(), torch.ones(basis.size, dtype=torch.float64, device="cpu")):
             raise ValueError(
                 f"Untied needs a basis whose coefficients are values of the weight (Bucketed, "
                 f"PiecewiseLinear, BSpline), got {type(basis).__name__}; use Independent() instead"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanode.bases.quadrature import gauss
-from nanode.stages import Side, Stage, Stages
+from nanode.stages import Side, Stages
 from nanode.trajectories.forms import Form
 from nanode.trajectories.joined import joined
 from nanode.trajectories.matrices import as_matrix, as_weight, is_wide
@@ -114,12 +114,12 @@ class Orthogonal(Trajectory):
         if m == 1 and inner.jumps:
             middles = [(a + b) / 2 for a, b in pairwise(edges)]
             width = (edges[-1] - edges[0]) / len(middles)
-            values = self._matrices(inner.table(_alone(middles)), lead=1).values()
+            values = self._matrices(inner.table(Stages.alone(middles)), lead=1).values()
             return torch.stack([w.diff(dim=0).square().sum() / width for w in values]).sum()
         # One smooth piece needs many nodes, many short ones few.
         nodes, weights = gauss(edges, count=max(4, 64 // (len(edges) - 1)))
         if m == 0:
-            values = self._matrices(inner.table(_alone(nodes.tolist())), lead=1).values()
+            values = self._matrices(inner.table(Stages.alone(nodes.tolist())), lead=1).values()
         else:
             values = torch.func.vmap(partial(self._velocity, inner))(nodes).values()
         return torch.stack([w.flatten(1).square().sum(1) @ weights.to(w) for w in values]).sum()
@@ -135,7 +135,7 @@ class Orthogonal(Trajectory):
         """
         if all(type(form).check is Form.check for form in self.forms.values()):
             return  # any numbers will do
-        for name, free in self.inner.table(_alone(times)).items():
+        for name, free in self.inner.table(Stages.alone(times)).items():
             if free.is_meta:
                 continue
             wide = torch.promote_types(free.dtype, torch.float32)
@@ -201,8 +201,3 @@ def _made(form: Form, free: Tensor, fixed: Tensor | None, shape: torch.Size, lea
             as_matrix(free, shape, lead).to(wide), None if fixed is None else fixed.to(wide)
         ).to(free.dtype)
     return as_weight(matrix, shape)
-
-
-def _alone(times: Sequence[float]) -> Stages:
-    """Single evaluations at these times."""
-    return Stages(tuple(map(Stage.alone, times)))

@@ -81,7 +81,11 @@ class Tree(nn.Module):
         # Read through the attributes, so that ``functional_call`` on a model reaches them.
         for path in self._paths:
             branch, _, leaf = path.rpartition(".")
-            yield path, getattr(self.get_submodule(branch), leaf)
+            node = self.get_submodule(branch)
+            # Nobody calls a branch; what waits for that, as torch's pruning does, is due here.
+            for hook in node._forward_pre_hooks.values():
+                hook(node, ())
+            yield path, getattr(node, leaf)
 
     def __getitem__(self, path: str) -> Tensor:
         """The tensor of a path."""
@@ -119,7 +123,7 @@ def scalar_time(t: float | Tensor) -> Tensor:
         return t
     if not math.isfinite(t):
         raise ValueError(f"t must be a finite number, got {t!r}")
-    return torch.tensor(t, dtype=torch.float64)
+    return torch.tensor(t, dtype=torch.float64, device="cpu")
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:

@@ -105,10 +105,7 @@ def materialise(block: ODEBlock) -> Unrolled:
     plan = block.plan()
     if plan is None:
         raise ValueError("an adaptive solver has no fixed evaluations to write out; give steps=")
-    shared: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-        for parameter in block.field.parameters()
-    }
+    shared = _copies(block.field)
     with torch.enable_grad():  # which tells what is trained
         weights = block.field.weights(plan.stages)
         evaluations = [
@@ -118,6 +115,37 @@ def materialise(block: ODEBlock) -> Unrolled:
     found = Unrolled(block, plan, evaluations)
     found.training = block.training  # each part has its own mode
     return found
+
+
+def module_at(field: Field | ODEBlock, t: float, side: Side = "right") -> nn.Module:
+    """The field at one time as an ordinary module of x, its weights copies of what they are then.
+
+    So what a parametrised weight is at a time can be read; ``weights_at`` gives what the
+    parametrisation makes it of.
+
+    >>> import nanode, torch
+    >>> from torch.nn.utils import parametrize
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> layer = parametrize.register_parametrization(layer, "weight", torch.nn.Softplus())
+    >>> field = nanode.TimeVarying(layer, nanode.Legendre(2), start=nanode.Independent())
+    >>> bool((nanode.module_at(field, 0.3).weight > 0).all())
+    True
+    """
+    if isinstance(field, ODEBlock):
+        field = field.field
+    if not isinstance(field, Field):
+        raise ValueError(f"module_at takes a field or an ODEBlock, got {type(field).__name__}")
+    with torch.enable_grad():
+        weights = field.weights_at(t, side)
+        return _evaluation(field, weights, Stage.alone(t, side), _copies(field))
+
+
+def _copies(field: Field) -> dict[int, Any]:
+    """A parameter for each of the field's, by the latter's id."""
+    return {
+        id(parameter): nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        for parameter in field.parameters()
+    }
 
 
 def _evaluation(field: Field, weights: Named, stage: Stage, shared: Mapping[int, Any]) -> nn.Module:
@@ -175,6 +203,8 @@ def _plain_norm(norm: BatchNorm, stage: Stage) -> Norm:
     found = Norm(norm.features, norm.eps, norm.momentum, norm.affine)
     if norm.affine:
         found.weight, found.bias = norm.weight, norm.bias
+    if not norm.times:
+        return found.train(norm.training)  # no solve has made room for any
     mean, var = norm.statistics(stage)
     found.running_mean, found.running_var = mean.detach().clone(), var.detach().clone()
     assert found.num_batches_tracked is not None

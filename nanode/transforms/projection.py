@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from nanode.bases import Basis
 from nanode.bases.quadrature import gauss
 from nanode.block import flows
+from nanode.doubles import in_double
 from nanode.fields import Gated, TimeVarying
 from nanode.fields.walk import replaced
-from nanode.stages import Stage, Stages
+from nanode.stages import Stages
 from nanode.trajectories import Expansion, Hypernetwork, Joined, Orthogonal, Start, Trajectory
 from nanode.trajectories.trajectory import Named
 from nanode.values import check_number
@@ -108,7 +109,7 @@ def _errors(one: Trajectory, two: Trajectory) -> dict[str, float]:
 
 def _sum(values: Tensor, weights: Tensor) -> float:
     """The integral of the squares of what has these values at the nodes."""
-    squares = _flat(values).abs().double().square().sum(1)
+    squares = in_double(_flat(values).abs()).square().sum(1)
     return float(squares @ weights.to(squares))
 
 
@@ -182,7 +183,7 @@ class _Fit:
 
     def coefficients(self, alpha: Tensor, cutoff: float | None) -> Tensor:
         """The best for these, rounded as they are."""
-        wide = alpha.to(torch.promote_types(alpha.dtype, torch.float64))
+        wide = in_double(alpha)
         if self.same is not None:
             return self.same.to(wide) @ wide
         limits = CUTOFFS if cutoff is None else (cutoff,)
@@ -216,4 +217,4 @@ def _nodes(path: Trajectory, other: Basis | Trajectory, resolution: int) -> tupl
     edges = (start, *sorted({*path.breakpoints, *other.breakpoints}), end)
     # Sums of products must be exact, or nearly: waves want a few nodes a period.
     nodes, weights = gauss(edges, count=max(8, 4 + 8 * resolution // (len(edges) - 1)))
-    return Stages(tuple(Stage.alone(t) for t in nodes.tolist())), weights
+    return Stages.alone(nodes.tolist()), weights

@@ -219,3 +219,73 @@ def test_parametrisations_are_removed_from_one_evaluation_alone():
     for evaluation in plain.evaluations:
         parametrize.remove_parametrizations(evaluation[0], "weight")
         assert torch.allclose(plain(x), block(x), atol=1e-6)
+
+
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, t, x):
+        return torch.sin(t) + self.layer(x)
+
+
+def _varying(module, **options):
+    return nanode.TimeVarying(module, nanode.Bucketed(4), start=nanode.Independent(), **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _varying(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))),
+        lambda: _varying(nn.Linear(3, 3), overrides={"bias": None}),
+        lambda: _varying(Timed(), takes_time=True),
+        lambda: nanode.Autonomous(nn.Linear(3, 3)),
+        lambda: nanode.Gated([nn.Linear(3, 3), nn.Linear(3, 3)]),
+        lambda: nanode.TimeAppended(nn.Linear(3, 3)),
+    ],
+)
+@pytest.mark.parametrize(("t", "side"), [(0.3, "right"), (0.5, "right"), (0.5, "left")])
+def test_a_module_at_a_time(make, t, side):
+    field, x = make(), torch.randn(2, 3)
+    module = nanode.module_at(field, t, side)
+    stage = nanode.stages.Stage.alone(t, side)
+    expected = field.evaluate(field.weights_at(t, side), stage, x)
+    assert torch.equal(module(x), expected)
+    before = expected.detach().clone()
+    with torch.no_grad():
+        for parameter in field.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(module(x), before)  # copies
+    assert torch.equal(nanode.module_at(nanode.ODEBlock(field, 4), t)(x), field(t, x))
+
+
+def test_a_parametrised_weight_at_a_time():
+    layer = nn.Linear(3, 3)
+    parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    field = _varying(layer)
+    raw = field.weights_at(0.3)["parametrizations.weight.original"]
+    found = nanode.module_at(field, 0.3).weight
+    torch.testing.assert_close(found, nn.functional.softplus(raw))
+    assert (found > 0).all()
+
+
+def test_the_statistics_of_a_module_at_a_time():
+    field = _varying(nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)))
+    fresh = nanode.module_at(field, 0.3)[0]
+    assert (fresh.running_mean == 0).all()
+    assert (fresh.running_var == 1).all()
+    block = nanode.ODEBlock(field, 4)
+    for _ in range(20):
+        block(torch.randn(8, 3) + 3)
+    norm = field.module[0]
+    assert torch.equal(nanode.module_at(block, 0.25)[0].running_mean, norm.running_mean[1])
+    between = nanode.module_at(block, 0.375)[0].running_mean
+    torch.testing.assert_close(between, norm.running_mean[1:3].mean(0))
+
+
+def test_a_module_at_a_time_refuses():
+    with pytest.raises(ValueError, match="takes a field or an ODEBlock, got Linear"):
+        nanode.module_at(nn.Linear(3, 3), 0.3)
+    with pytest.raises(ValueError, match="t must be"):
+        nanode.module_at(nanode.Autonomous(nn.Linear(3, 3)), float("nan"))

@@ -1,0 +1,50 @@
+"""Coefficients pruned by torch, whose masks are applied by a hook before a module is called."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import nanode
+
+METHODS = [
+    (nanode.Backprop(), nanode.Euler()),
+    (nanode.Checkpointed(), nanode.Euler()),
+    (nanode.Reversal(), nanode.Leapfrog()),
+]
+
+
+def pruned(seed=0):
+    torch.manual_seed(seed)
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    field = nanode.TimeVarying(layer, nanode.Legendre(2), start=nanode.Independent())
+    first = field.trajectory.coefficients.get_submodule("0")
+    prune.l1_unstructured(first, "weight", 0.4)
+    return field, first
+
+
+@pytest.mark.parametrize(("gradient", "solver"), METHODS, ids=repr)
+def test_training_goes_on_with_the_mask(gradient, solver):
+    field, first = pruned()
+    block = nanode.ODEBlock(field, 4, solver, gradient)
+    optimizer = torch.optim.SGD(block.parameters(), 0.1)
+    for _ in range(3):
+        before = first.weight_orig.detach().clone()
+        optimizer.zero_grad()
+        block(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+        moved = first.weight_orig != before
+        assert torch.equal(moved, first.weight_mask.bool())
+    now = (first.weight_orig * first.weight_mask).detach()
+    z = field.trajectory.basis(torch.tensor(0.3))
+    expected = (z @ now).view(3, 3)
+    torch.testing.assert_close(field.weights_at(0.3)["0.weight"].detach(), expected)
+
+
+def test_a_checkpoint_of_pruned_coefficients():
+    (field, first), (other, _) = pruned(0), pruned(1)
+    other.load_state_dict(field.state_dict())
+    x = torch.randn(2, 3)
+    assert torch.equal(other(0.3, x), field(0.3, x))
+    prune.remove(first, "weight")
+    assert torch.equal(other(0.3, x), field(0.3, x))
