@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.gradients import repeats
 from tests.gpu import COMBINATIONS, close, conv_field, gradients
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +27,8 @@ def test_gpu_agrees_with_cpu(solver, gradient):
 @pytest.mark.parametrize(
     ("solver", "gradient"), [*COMBINATIONS, (nanode.RK4(), nanode.Backsolve())], ids=repr
 )
-def test_a_fixed_grid_solve_never_waits_for_the_gpu(solver, gradient):
+def test_a_fixed_grid_solve_never_waits_for_the_gpu(solver, gradient, monkeypatch):
+    monkeypatch.setattr(repeats, "TRIALS", 0)  # passes that are looked at are waited for
     # Backsolve takes no statistics per evaluation.
     norm = nn.Identity if gradient == nanode.Backsolve() else nanode.BatchNorm
     block = nanode.ODEBlock(conv_field(norm=norm).cuda(), 6, solver, gradient)
@@ -39,6 +41,21 @@ def test_a_fixed_grid_solve_never_waits_for_the_gpu(solver, gradient):
         torch.autograd.grad(block(x), [x, *block.parameters()], cotangent)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("basis", [nanode.Trigonometric(order=3), nanode.Bucketed(4)], ids=repr)
+def test_penalties_never_wait_for_the_gpu(basis):
+    field = nanode.TimeVarying(nn.Conv2d(3, 3, 3), basis, start=nanode.Independent())
+    penalties = (nanode.smoothness_penalty, nanode.function_penalty, nanode.coefficient_penalty)
+    on_cpu = [float(penalty(field)) for penalty in penalties]
+    field.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        on_gpu = [penalty(field) for penalty in penalties]
+        torch.stack(on_gpu).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [float(found) for found in on_gpu] == pytest.approx(on_cpu, rel=1e-5)
 
 
 @pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS[1:], ids=repr)

@@ -18,7 +18,9 @@ FOLDERS += ["data.video", "models.video", "training.video"]
 
 #: How often each name stands on a page, such as "nanode.Legendre" or "nanode.solvers.Grid".
 LISTED = Counter(
-    name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 )
 
 
@@ -45,7 +47,7 @@ def test_nothing_else_is_listed():
 
 
 def test_navigation_has_every_page_once():
-    site = tomllib.loads((ROOT / "zensical.toml").read_text())
+    site = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(_targets(site["project"]["nav"])) == sorted(pages)
 

@@ -27,19 +27,23 @@ COMPUTED = "figure-chebyshev"
 def test_pages_are_made_from_records(name, tmp_path):
     EXPERIMENTS[name].report(RESULTS / "runs", tmp_path, PAGES[name])
     page = f"{name}.md"
-    assert (tmp_path / page).read_text() == (RESULTS / page).read_text()
+    assert (tmp_path / page).read_text(encoding="utf-8") == (RESULTS / page).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_page_is_among_them():
     pages = {path.stem for path in RESULTS.glob("*.md")} - {"README"}
     assert pages == {*PAGES, COMPUTED}
-    listed = (RESULTS / "README.md").read_text()
+    listed = (RESULTS / "README.md").read_text(encoding="utf-8")
     assert all(f"({name}.md)" in listed for name in pages)
 
 
 def test_the_computed_page_says_the_same(tmp_path):
     EXPERIMENTS[COMPUTED].report(RESULTS / "runs", tmp_path, Options())
-    made, kept = ((path / f"{COMPUTED}.md").read_text() for path in (tmp_path, RESULTS))
+    made, kept = (
+        (path / f"{COMPUTED}.md").read_text(encoding="utf-8") for path in (tmp_path, RESULTS)
+    )
     numbers = re.compile(r"\d[\d.e+]*")
     assert numbers.sub("", made) == numbers.sub("", kept)
     # Swings and medians, of the first two columns, are far from the limits of float64.

@@ -1,6 +1,7 @@
 """The interface of a field: the right-hand side of dx/dt = f(t, x), its weights apart."""
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,10 +29,10 @@ class Weights:
     moving: Named
     constant: Named
 
-    def rows(self) -> list[Named]:
-        """The weights of each stage, as views."""
+    def rows(self, count: int) -> list[Named]:
+        """The weights of each of so many stages, as views."""
         if not self.moving:
-            return []
+            return [self.constant] * count
         # unbind, not indexing: its gradient is one stack, where every index would fill a table.
         columns = [table.unbind(0) for table in self.moving.values()]
         return [
@@ -155,7 +156,7 @@ class Callback(ConstantField):
         super().__init__(module)
         #: Where the weights of fields that it calls jump, of which a solver knows nothing.
         self.hidden_jumps = _jumps_in(
-            list(module.modules()) if module is function else _named(function)
+            list(module.modules() if module is function else _reached(function))
         )
 
 
@@ -247,19 +248,15 @@ def as_field(field: Any) -> Field:
     """A field as it is; any other callable f(t, x) as a field."""
     if isinstance(field, Field):
         return field
-    if isinstance(field, nn.Module):
-        _check_takes_time(field)
-    if callable(field):
-        return Callback(field)
-    raise ValueError(f"expected a Field or a callable f(t, x), got {type(field).__name__}")
-
-
-def _check_takes_time(module: nn.Module) -> None:
-    if not takes_two(module):
+    if isinstance(field, nn.Module) and not takes_two(field):
         raise ValueError(
-            f"a field is called as f(t, x), and {type(module).__name__} takes x alone; use "
+            f"a field is called as f(t, x), and {type(field).__name__} takes x alone; use "
             "nanode.Autonomous(module), or nanode.TimeVarying(module, basis) for weights that move"
         )
+    if callable(field):
+        warn_of_order(field, depth=4)
+        return Callback(field)
+    raise ValueError(f"expected a Field or a callable f(t, x), got {type(field).__name__}")
 
 
 def by_position(
@@ -308,6 +305,27 @@ def takes_two(module: nn.Module) -> bool:
     return True
 
 
+def warn_of_order(function: Callable[..., Any], depth: int) -> None:
+    """Warn of a function whose own names say that it takes x first and then t."""
+    if traced():
+        return
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        names = [name.lower() for name in inspect.signature(called).parameters][:2]
+    except (TypeError, ValueError):
+        return
+    if len(names) == 2 and names[1] in _TIMES and names[0] not in _TIMES:
+        warnings.warn(
+            f"{getattr(function, '__name__', type(function).__name__)} has the parameters "
+            f"({', '.join(names)}), but is called as f(t, x): the time comes first",
+            stacklevel=depth,
+        )
+
+
+#: What parameters that take the time are called.
+_TIMES = ("t", "time", "ts", "times")
+
+
 def _jumps_in(parts: Sequence[nn.Module]) -> tuple[float, ...]:
     """Where the weights of fields among these modules jump."""
     # Those of a block (which can't be named here) are solved by it, and so is all inside of them.
@@ -318,17 +336,6 @@ def _jumps_in(parts: Sequence[nn.Module]) -> tuple[float, ...]:
     known = {inside for field in solved for inside in field.modules()}
     fields = [part for part in parts if isinstance(part, Field) and part not in known]
     return tuple(sorted({t for field in fields for t in field.jumps}))
-
-
-def _named(function: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a plain function's own code names, and those inside them."""
-    if not isinstance(function, FunctionType):
-        return []
-    values = [function.__globals__.get(name) for name in function.__code__.co_names]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # empty so far
-            values.append(cell.cell_contents)
-    return [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
 
 
 def check_module(kind: str, module: Any) -> None:

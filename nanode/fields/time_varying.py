@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
-from nanode.fields.field import ModuleField, Weights, check_module, check_norms, takes_two
+from nanode.fields.field import (
+    ModuleField,
+    Weights,
+    check_module,
+    check_norms,
+    takes_two,
+    warn_of_order,
+)
 from nanode.fields.swap import Lender, alone, refuse_lent
 from nanode.stages import Side, Stages
 from nanode.trajectories import (
@@ -90,6 +97,8 @@ class TimeVarying(ModuleField):
                 f"{type(module).__name__} takes x alone"
             )
         check_flag("takes_time", takes_time)
+        if takes_time:
+            warn_of_order(module, depth=3)
         self.takes_time = takes_time
         if (basis is None) == (weights is None):
             raise ValueError("give TimeVarying either basis= or weights=, and not both")

@@ -31,10 +31,12 @@ from nanode.gradients.problem import (
 )
 from nanode.gradients.randomness import equal_states, random_state
 from nanode.gradients.recompute import refuse_changed, refuse_hidden, without_hidden
-from nanode.gradients.snapshot import Snapshot, buffers
+from nanode.gradients.repeats import looked_at
+from nanode.gradients.snapshot import Snapshot, buffers, copies, moved, rewritten
 from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
+from nanode.tracing import traced
 from nanode.trajectories.trajectory import Named
 
 #: What has all derivatives.
@@ -53,6 +55,9 @@ def solve_adaptively(
     check_finite: bool = False,
 ) -> tuple[Any, Evaluations]:
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
+    if traced():  # how many steps there are depends on values, which no graph holds
+        plain: Callable[..., tuple[Any, Evaluations]] = torch.compiler.disable(solve_adaptively)
+        return plain(field, x, interval, at, solver, gradient, conditioning, scale, check_finite)
     check_adaptive(field, gradient, scale)
     parts, structure = tree_flatten(x)
     state = checked_state(parts, field.modules())
@@ -142,6 +147,7 @@ def _backsolved(
     device = state[0].device
     autocast = autocast_of(device)
     before, fixed = random_state(device), buffers(call.field)
+    values = copies(fixed) if looked_at(call.field, device) else {}
     own = own_parameters(call.field)
     extra = Conditioning(call.conditioning)
     # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,
@@ -181,7 +187,8 @@ def _backsolved(
         return columns
     if not equal_states(before, random_state(device)):
         raise ValueError(DREW)
-    refuse_changed(fixed, buffers(call.field), gradient)
+    changed = moved(fixed, buffers(call.field)) or rewritten(fixed, values)
+    refuse_changed(changed, gradient)
     still = [tensor for tensor in (*own.values(), *extra.tensors) if not tensor.requires_grad]
     return list(_Guarded.apply(Snapshot(call.field), still, *columns))
 

@@ -18,15 +18,13 @@ class Backprop(Gradient):
     def solve(self, problem: Problem, x: State) -> list[State]:
         """The states at the wanted grid points."""
         plan = problem.plan
-        weights = problem.prepare(plan.field.weights(plan.stages))
-        rows = weights.rows()
+        rows = problem.prepare(plan.field.weights(plan.stages)).rows(len(plan.stages))
         conditioning = problem.conditioning.rebuilt(problem.conditioning.tensors)
         states = {0: x}
 
         def f(i: int, at: State) -> State:
             problem.evaluations.forward += 1
-            row = rows[i] if rows else weights.constant
-            return problem.evaluate(plan.stages, i, row, at, conditioning)
+            return problem.evaluate(plan.stages, i, rows[i], at, conditioning)
 
         def keep(k: int, carry: Carry) -> None:
             if k in plan.wanted:

@@ -20,7 +20,7 @@ from nanode.gradients.problem import Plan
 from nanode.gradients.pullback import leaves, vjp
 from nanode.gradients.recompute import Job, Recomputing
 from nanode.solvers.runge_kutta import RungeKutta
-from nanode.solvers.stepper import Carry, State
+from nanode.solvers.stepper import State
 
 #: Below this many steps Euler's continuous adjoint is off by more than a few per cent.
 _COARSE = 100
@@ -35,10 +35,10 @@ class Backsolve(Recomputing):
     """Keeps the last state only, for explicit Runge–Kutta methods; **inexact**.
 
     Its distance from the exact gradient shrinks with the step only, at about the stepper's order:
-    Euler is off by some per cent at ten steps. Every reversed step stays in its own bucket;
-    an adjoint that looks the bucket up by time gives each bucket the gradient of the one before it,
-    and the first nothing. Use it to compare with the literature; prefer ``Checkpointed`` or
-    ``Reversal``.
+    Euler is off by some per cent to tens of per cent at ten steps. Every reversed step stays in its
+    own bucket; an adjoint that looks the bucket up by time gives each bucket the gradient of the
+    one before it, and the first nothing. Use it to compare with the literature; prefer
+    ``Checkpointed`` or ``Reversal``.
     """
 
     def check(self, plan: Plan) -> None:
@@ -69,13 +69,7 @@ class Backsolve(Recomputing):
 
     def forward(self, job: Job, x: State) -> tuple[dict[int, State], list[State]]:
         """One pass, keeping what it ends in."""
-        wanted: dict[int, State] = {}
-
-        def visit(k: int, carry: Carry) -> None:
-            if k in job.plan.wanted:
-                wanted[k] = carry[0]
-
-        (end,) = job.problem.march(job.first, job.problem.open(job.first, x), visit)
+        wanted, (end,) = job.march(x)
         if job.drew():
             raise ValueError(DREW)
         return wanted, [end]

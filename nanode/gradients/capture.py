@@ -23,6 +23,7 @@ from nanode.gradients.problem import (
     Problem,
     own_parameters,
 )
+from nanode.gradients.pullback import ends_of
 from nanode.gradients.snapshot import buffers, keep
 from nanode.solvers.stepper import State
 
@@ -222,20 +223,11 @@ def _refuse_others(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     Such as what a function closes over, or a parameter to which a module keeps a second reference.
     """
     known = {id(leaf) for leaf in leaves}
-    found: set[Any] = set()
-    ahead: list[Any] = [part.grad_fn for part in outputs]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
-            raise RuntimeError(
-                "the field's value depends on a tensor that requires grad and is neither x, "
-                "conditioning, nor read as a parameter of the field"
-            )
-        ahead += [above for above, _ in node.next_functions]
+    if any(id(leaf) not in known for leaf in ends_of(outputs)):
+        raise RuntimeError(
+            "the field's value depends on a tensor that requires grad and is neither x, "
+            "conditioning, nor read as a parameter of the field"
+        )
 
 
 @contextmanager

@@ -39,16 +39,13 @@ class Checkpointed(Recomputing):
     def forward(self, job: Job, x: State) -> tuple[dict[int, State], list[State]]:
         """One pass, keeping x and what each later segment starts from."""
         inner = self.bounds(job.plan.grid.steps)[1:-1]
-        wanted: dict[int, State] = {}
         kept: list[State] = [x]
 
-        def visit(k: int, carry: Carry) -> None:
-            if k in job.plan.wanted:
-                wanted[k] = carry[0]
+        def keep(k: int, carry: Carry) -> None:
             if k in inner:
                 kept.extend(carry)
 
-        job.problem.march(job.first, job.problem.open(job.first, x), visit)
+        wanted, _ = job.march(x, keep)
         return wanted, kept
 
     def backward(
@@ -61,20 +58,25 @@ class Checkpointed(Recomputing):
         flowing: list[Tensor | None] = []
         for n in reversed(range(segments)):
             begin = kept[1 + (n - 1) * width : 1 + n * width] if n else kept[:1]
-            flowing = self._segment(job, ledger, tuple(begin), bounds[n : n + 2], grads, flowing)
+            ends = kept[1 + n * width : 1 + (n + 1) * width] if n < segments - 1 else []
+            piece = tuple(begin), tuple(ends)
+            flowing = self._segment(job, ledger, piece, bounds[n : n + 2], grads, flowing)
         return tuple(flowing)  # type: ignore[arg-type]
 
     def _segment(
         self,
         job: Job,
         ledger: Ledger,
-        begin: Carry,
+        piece: tuple[Carry, Carry],
         bounds: list[int],
         grads: dict[int, State],
         flowing: list[Tensor | None],
     ) -> list[Tensor | None]:
-        """The gradients of what one segment starts from, given those of what it ends in."""
-        first, last = bounds
+        """The gradients of what one segment starts from, given those of what it ends in.
+
+        ``piece`` is what it started from and, but for the last, what it ended in.
+        """
+        (begin, expected), (first, last) = piece, bounds
         start = tuple(leaves(state) for state in begin)
         used: dict[int, None] = {}  # a stepper may evaluate a stage several times
         reached: list[Tensor] = []
@@ -97,6 +99,8 @@ class Checkpointed(Recomputing):
         if flowing:
             reached.extend(flatten(end))
             given.extend(flowing)
+        if expected and job.compares:
+            job.compare(flatten(end), flatten(expected), flatten(carry))
         own = flatten(start)
         rows = [list(ledger.moving(i).values()) for i in used]
         found = vjp(reached, [*own, *ledger.shared, *(w for row in rows for w in row)], given)

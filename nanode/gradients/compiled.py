@@ -147,9 +147,8 @@ class Compiled(Gradient):
             self._functions[kind] = problem.evaluator = None
             problem.prepare = as_they_are
             problem.evaluations.forward = 0
-            reason = str(why).strip().splitlines()[0]
             warnings.warn(
-                f"compile=True: the field can't be compiled and runs as it is ({reason})",
+                f"compile=True: the field can't be compiled and runs as it is ({_reason(why)})",
                 stacklevel=6,
             )
             return self.method.solve(problem, x)
@@ -383,3 +382,13 @@ def _compiled(field: Field, structure: TreeSpec) -> Callable[..., Any]:
             return compiled(*inputs)
 
     return alone
+
+
+def _reason(why: BaseException) -> str:
+    """Why torch compiles no more, in a line."""
+    if isinstance(why, torch._dynamo.exc.FailOnRecompileLimitHit):
+        return (
+            "it has been compiled as often as torch._dynamo.config.recompile_limit allows. A "
+            "number among the field's inputs costs a compilation for each value: pass a tensor"
+        )
+    return str(why).strip().splitlines()[0]

@@ -14,7 +14,7 @@ class Gradient(ABC):
     =============  =========================  ==========================  =========================
     Backprop       exact                      all, with f's activations   none
     Checkpointed   exact                      √K by default               one a stage
-    Reversal       exact up to rounding       one                         one a stage
+    Reversal       exact up to rounding       one; two (ReversibleHeun)   one a stage
     Backsolve      that of the continuous     one                         one a stage
                    problem, inexact
     =============  =========================  ==========================  =========================

@@ -39,9 +39,7 @@ class ForwardRows:
             self.rows = []  # before the next chunk is built, not after
             weights = self.table(self.stages[low : low + self.size])
             constant = {name: w.detach() for name, w in weights.constant.items()}
-            self.rows = Weights(weights.moving, constant).rows()
-            if not self.rows:
-                self.rows = [constant] * self.size
+            self.rows = Weights(weights.moving, constant).rows(self.size)
             self.low = low
         return self.rows[i - low]
 
@@ -55,8 +53,8 @@ class Chunk:
         detached = Weights({name: t.detach() for name, t in self.tables.items()}, {})
         self.leaves = [
             {name: _leaf(row, self.tables[name]) for name, row in rows.items()}
-            for rows in detached.rows()
-        ] or [{} for _ in range(size)]
+            for rows in detached.rows(size)
+        ]
         # Not zeros: every row is written exactly once.
         self.grads = {
             name: torch.empty_like(table, memory_format=torch.contiguous_format)

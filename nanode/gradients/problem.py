@@ -115,12 +115,8 @@ class Problem:
 
     def local(self, f: Callable[[int, State], State], k: int) -> Evaluate:
         """f of stage indices as the stepper sees it in step k."""
-        base = self.first_stage(k)
+        base = self.plan.stepper.first_stage(k)
         return lambda j, x: f(base + j, x)
-
-    def first_stage(self, k: int) -> int:
-        """The index of the first evaluation of step k."""
-        return self.plan.stepper.first_stage(k)
 
     def _check_finite(self, k: int, x: State) -> None:
         if not all(bool(torch.isfinite(part).all()) for part in x):

@@ -1,6 +1,7 @@
 """Vector–Jacobian products of recorded evaluations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,3 +37,20 @@ def leaves(state: State) -> State:
 def flatten(carry: Carry) -> list[Tensor]:
     """All tensors of a carry."""
     return [part for state in carry for part in state]
+
+
+def ends_of(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The leaves that gradients of these would end in."""
+    tensors = list(tensors)
+    for tensor in tensors:
+        if tensor.requires_grad and tensor.is_leaf:
+            yield tensor
+    ahead, seen = [tensor.grad_fn for tensor in tensors], set[Any]()
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            yield leaf
+        ahead += [following for following, _ in node.next_functions]

@@ -8,7 +8,7 @@ parameters at once. States and adjoints of the size of the coefficients never ex
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,11 @@ from nanode.gradients.ledger import ForwardRows, Ledger
 from nanode.gradients.once import once, refuse_transforms, transformed
 from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import Plan, Problem, own_parameters
+from nanode.gradients.pullback import ends_of
 from nanode.gradients.randomness import as_drawn, equal_states, random_state
-from nanode.gradients.snapshot import Buffers, Snapshot, buffers, moved
-from nanode.solvers.stepper import State
+from nanode.gradients.repeats import Tensors, compare, looked_at
+from nanode.gradients.snapshot import Snapshot, buffers, copies, moved, rewritten
+from nanode.solvers.stepper import Carry, State
 from nanode.stages import Stages
 from nanode.tracing import traced, untraceable, written_out
 from nanode.trajectories.trajectory import Named, version
@@ -64,14 +66,16 @@ class Recomputing(Gradient):
         # Frozen ones too: they must be found unchanged, or lent again, in the backward pass.
         parameters = own_parameters(plan.field)
         inputs = (*x, *problem.conditioning.tensors, *parameters.values())
-        job = Job(
-            self, problem, len(x), len(problem.conditioning.tensors), list(parameters), plan.stages
-        )
+        job = Job(self, problem, len(x), list(parameters))
         job.repeats = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
+        job.compares = (
+            job.repeats and problem.evaluator is None and looked_at(plan.field, x[0].device)
+        )
         before = buffers(plan.field)
+        values = copies(before) if job.compares else {}
         flat = _Solve.apply(job, *inputs)
         if any(part.requires_grad for part in flat):
-            refuse_changed(before, buffers(plan.field), self)
+            refuse_changed(moved(before, buffers(plan.field)) or rewritten(before, values), self)
         # The node must not keep the caller's tensors alive by a side door.
         problem.conditioning = problem.conditioning.forget()
         points = [k for k in plan.wanted if k > 0]
@@ -152,15 +156,15 @@ class Job:
         method: Recomputing,
         problem: Problem,
         state_size: int,
-        conditioning_size: int,
         names: list[str],
-        stages: Stages,
     ) -> None:
         self.method, self.problem = method, problem
-        self.state_size, self.conditioning_size = state_size, conditioning_size
-        self.names, self.stages = names, stages
-        #: Whether a backward pass may come.
-        self.repeats = True
+        self.state_size, self.names, self.stages = state_size, names, problem.plan.stages
+        self.conditioning_size = len(problem.conditioning.tensors)
+        #: Whether a backward pass may come, and is to be compared with the forward pass.
+        self.repeats, self.compares = True, False
+        #: A few numbers of each part of x, where x isn't kept.
+        self.begun: list[list[Any]] = []
         self.snapshot = Snapshot(problem.plan.field)
         self.random: dict[int, list[Tensor]] = {}
         #: Whether the stepper evaluates a stage several times.
@@ -168,8 +172,6 @@ class Job:
         #: What the table of weights was drawn from, if it was.
         self.drawn: list[Tensor] | None = None
         self.looked = False
-        self.device = torch.device("cpu")
-        self.autocast: tuple[bool, torch.dtype] = (False, torch.bfloat16)
 
     @property
     def plan(self) -> Plan:
@@ -184,6 +186,23 @@ class Job:
         self.given = {*map(_memory, x)}
         self.fixed = self.problem.conditioning.rebuilt([c.detach() for c in conditioning])
         self.rows = ForwardRows(self.stages, self.method.chunk, self.table)
+
+    def march(
+        self, x: State, visit: Callable[[int, Carry], None] = lambda k, carry: None
+    ) -> tuple[dict[int, State], Carry]:
+        """The forward pass: the wanted states, and what it ends in."""
+        wanted: dict[int, State] = {}
+
+        def note(k: int, carry: Carry) -> None:
+            if k in self.plan.wanted:
+                wanted[k] = carry[0]
+            visit(k, carry)
+
+        return wanted, self.problem.march(self.first, self.problem.open(self.first, x), note)
+
+    def compare(self, found: Tensors, expected: Tensors, begin: Tensors, hint: str = "") -> None:
+        """Warn if a piece of the solve that was run again ended somewhere else."""
+        compare(found, expected, begin, self.autocast[0], self.method, hint)
 
     def drew(self) -> bool:
         """Whether the field drew random numbers so far."""
@@ -277,9 +296,9 @@ class Job:
             return self.problem.evaluate(stages, i, weights, as_views(x), conditioning)
 
 
-def refuse_changed(before: Buffers, after: Buffers, method: Gradient) -> None:
+def refuse_changed(name: str | None, method: Gradient) -> None:
     """Raise if evaluations move a buffer, since they would find another one when repeated."""
-    if (name := moved(before, after)) is not None:
+    if name is not None:
         raise ValueError(
             f"an evaluation of the field changes its buffer {name!r}, so {type(method).__name__}, "
             "which evaluates again in the backward pass, would find another value there and change "
@@ -301,11 +320,12 @@ def without_hidden(slopes: State, x: State, method: Gradient) -> State:
     if not any(slope.requires_grad for slope in slopes):
         return slopes
     own = {*map(_memory, x)}
-    if any(_memory(leaf) not in own for leaf in _leaves(slopes)):
+    if any(_memory(leaf) not in own for leaf in ends_of(slopes)):
         raise ValueError(
             "the field's value depends on a tensor that requires grad but is neither x, "
             "conditioning, nor a parameter that the field's module had when it was wrapped: "
-            f"{type(method).__name__} can't give it a gradient. Pass it as conditioning, make it a "
+            f"{type(method).__name__} can't give it a gradient. Pass it as conditioning (in "
+            "tuples, lists and dicts tensors are found there, in other objects not), make it a "
             "parameter of the module before that is wrapped, or use gradient=nanode.Backprop(). "
             "(A field that takes derivatives may have x itself or a view of it require grad.)"
         )
@@ -325,9 +345,9 @@ def refuse_hidden(
     """Raise if weights were made of a tensor that requires grad and is no parameter."""
     own = {*map(_memory, parameters)}
     weights = list(weights)
-    others = {_memory(leaf) for leaf in _leaves(weights)} - own
+    others = {_memory(leaf) for leaf in ends_of(weights)} - own
     # What is made on the way (times, to differentiate in) is another one when it is made again.
-    if others and others & {_memory(leaf) for leaf in _leaves(again())}:
+    if others and others & {_memory(leaf) for leaf in ends_of(again())}:
         raise ValueError(
             "the field's weights depend on a tensor that requires grad but is no parameter of the "
             f"field: {type(method).__name__} can't give it a gradient. Make it a parameter of the "
@@ -338,20 +358,3 @@ def refuse_hidden(
 def _memory(tensor: Tensor) -> int:
     """The same number for aliases of one tensor."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors that gradients of these would end in."""
-    tensors = list(tensors)
-    for tensor in tensors:
-        if tensor.requires_grad and tensor.is_leaf:
-            yield tensor
-    ahead, seen = [tensor.grad_fn for tensor in tensors], set[Any]()
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(leaf := getattr(node, "variable", None), Tensor):
-            yield leaf
-        ahead += [following for following, _ in node.next_functions]

@@ -19,7 +19,10 @@ from nanode.gradients.ledger import Ledger
 from nanode.gradients.problem import Plan
 from nanode.gradients.pullback import flatten, leaves, vjp
 from nanode.gradients.recompute import Job, Recomputing
+from nanode.gradients.repeats import sample
 from nanode.solvers.stepper import Carry, Invertible, State
+
+LOSES = ", or undoing the steps loses too many digits (nanode.check_gradients measures that)"
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,9 @@ class Reversal(Recomputing):
                 "torch.autocast, or use gradient=nanode.Checkpointed()",
                 stacklevel=2,
             )
-        wanted: dict[int, State] = {}
-
-        def visit(k: int, carry: Carry) -> None:
-            if k in job.plan.wanted:
-                wanted[k] = carry[0]
-
-        end = job.problem.march(job.first, job.problem.open(job.first, x), visit)
+        elif job.compares:
+            job.begun = [part.tolist() for part in sample(x)]
+        wanted, end = job.march(x)
         return wanted, list(end)
 
     def backward(
@@ -65,6 +64,7 @@ class Reversal(Recomputing):
         plan, stepper = job.plan, job.plan.stepper
         assert isinstance(stepper, Invertible)
         carry: Carry = tuple(kept)
+        ended = sample(carry[0]) if job.begun else ()
         flowing: list[Tensor | None] = [None] * len(flatten(carry))
         tape = _Tape(ledger)
         for k in reversed(range(plan.grid.steps)):
@@ -75,7 +75,11 @@ class Reversal(Recomputing):
             with torch.enable_grad():
                 end = stepper.step(job.problem.local(tape.replay, k), plan.widths[k], start)
             flowing = vjp(flatten(end), flatten(start), flowing)
-            tape.drop(job.problem.first_stage(k))
+            tape.drop(stepper.first_stage(k))
+        if job.begun:
+            found = sample(carry[0])
+            begun = [now.new_tensor(then) for now, then in zip(found, job.begun, strict=True)]
+            job.compare(found, begun, ended, LOSES)
         x = leaves(carry[0])
         with torch.enable_grad():
             opened = job.problem.open(tape.replay, x)

@@ -1,7 +1,6 @@
 """What a field was like in the forward pass, so that a repeated evaluation is the same."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +12,27 @@ from nanode.trajectories.trajectory import version
 
 #: By name: a buffer, and how often it had been changed.
 Buffers = dict[str, tuple[Tensor, int]]
+#: Buffers of so many numbers are compared by their values too.
+SMALL = 16_384
 
 
 class Snapshot:
     """A field's modules, modes, settings and buffers; ``check`` raises once they are others."""
 
     def __init__(self, field: Field) -> None:
-        self.field, self.modes, self.buffers = field, modes(field), buffers(field)
-        self.made = _made(field)
+        self.field, self.buffers = field, buffers(field)
+        self.modules, self.modes, _, self.settings = traits(parts_of(field))
 
     def check(self) -> None:
         """Before a backward pass: what is evaluated again must be what was evaluated."""
-        if modes(self.field) != self.modes:
+        # Hooks may come and go, as those that only look do.
+        modules, modes, _, settings = traits(parts_of(self.field))
+        if modes != self.modes:
             raise RuntimeError(
                 "the field was switched between train() and eval() after the forward pass, so its "
                 "evaluations can't be repeated; call backward() first"
             )
-        if _made(self.field) != self.made:
+        if (modules, settings) != (self.modules, self.settings):
             raise RuntimeError(
                 "a module of the field was replaced after the forward pass, or its p, eps or "
                 "momentum was, so its evaluations can't be repeated; call backward() first"
@@ -41,17 +44,6 @@ class Snapshot:
                 "to it by functional_call, so its evaluations can't be repeated; call backward() "
                 "first, or use gradient=nanode.Backprop()"
             )
-
-
-def modes(field: Field) -> list[bool]:
-    """Of every module in the field, whether it is in training mode."""
-    return [part.training for part in parts_of(field)]
-
-
-def _made(field: Field) -> tuple[Any, ...]:
-    """The modules and their settings; hooks may come and go, as those that only look do."""
-    modules, _, _, settings = traits(parts_of(field))
-    return modules, settings
 
 
 def buffers(field: Field) -> Buffers:
@@ -84,6 +76,24 @@ def keep(field: Field) -> Callable[[], None]:
                 buffer.copy_(before)
 
     return put_back
+
+
+def copies(found: Buffers) -> dict[str, Tensor]:
+    """The values of small buffers, for ``rewritten``."""
+    small = {name: b for name, (b, _) in found.items() if b.numel() <= SMALL}
+    return {name: b.clone() for name, b in small.items() if b.layout is torch.strided}
+
+
+def rewritten(found: Buffers, values: dict[str, Tensor]) -> str | None:
+    """The name of a buffer that has other values now.
+
+    Not every change is counted: not those by ``F.batch_norm``, by observers, or of ``.data``.
+    """
+    for name, value in values.items():
+        now = found[name][0]
+        if not bool(((now == value) | ((now != now) & (value != value))).all()):  # NaN as well
+            return name
+    return None
 
 
 def moved(before: Buffers, after: Buffers) -> str | None:

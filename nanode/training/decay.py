@@ -10,7 +10,7 @@ from torch import nn
 from nanode.fields import BatchNorm, TimeVarying
 from nanode.fields.time_appended import AppendedLayer
 from nanode.trajectories import Expansion, Hypernetwork, Orthogonal
-from nanode.trajectories.joined import Joined
+from nanode.trajectories.joined import Joined, joined
 from nanode.trajectories.trajectory import Trajectory
 
 _NORMS = (
@@ -58,12 +58,7 @@ def _decays(owner: nn.Module | None, leaf: str, shape: torch.Size) -> bool:
 def stored_weights(trajectory: Trajectory) -> list[tuple[str, torch.Tensor, torch.Size]]:
     """What a trajectory stores for each weight: its path, the stored tensor, the weight's shape."""
     if isinstance(trajectory, Joined):
-        return [
-            item
-            for part in trajectory.parts
-            if isinstance(part, Trajectory)
-            for item in stored_weights(part)
-        ]
+        return [item for part in joined(trajectory) for item in stored_weights(part)]
     if isinstance(trajectory, Orthogonal):
         return stored_weights(trajectory.inner)
     if isinstance(trajectory, Expansion):

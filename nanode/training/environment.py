@@ -90,7 +90,7 @@ def _git(folder: Path, *arguments: str) -> str:
 def processor() -> str:
     """The name of the machine's processor."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -17,7 +17,7 @@ from nanode.training.calibration import kept_statistics
 from nanode.training.checkpoints import save_checkpoint, save_weights
 from nanode.training.evaluation import Score
 from nanode.training.journal import Journal
-from nanode.training.optimizers import set_rate
+from nanode.training.optimizers import set_rate, take_step
 from nanode.training.progress import Clock, Progress
 from nanode.training.records import Epoch
 from nanode.training.schedules import rate
@@ -91,13 +91,7 @@ class Loop:
             logits = setup.forward(batch.images)
         loss = self._loss(logits.float(), batch)
         total = loss + penalty(config.penalty, setup.model) if config.penalty.weight else loss
-        setup.fabric.backward(total)
-        if config.clip is not None:
-            setup.fabric.clip_gradients(
-                setup.model, setup.optimizer, max_norm=config.clip, error_if_nonfinite=False
-            )
-        setup.optimizer.step()
-        setup.optimizer.zero_grad(set_to_none=True)
+        take_step(setup.fabric, setup.model, setup.optimizer, total, config.clip)
         if setup.average is not None:
             setup.average.update()
         return loss.detach(), lr

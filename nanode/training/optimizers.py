@@ -1,12 +1,15 @@
 """Optimizers by name, with weight decay where it belongs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from nanode.training.config import OptimizerConfig
 from nanode.training.decay import decayed_names
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -40,6 +43,21 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         )
     assert config.name == "adamw"
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused or None)
+
+
+def take_step(
+    fabric: "Fabric",
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: torch.Tensor,
+    clip: float | None,
+) -> None:
+    """One step down the loss, whose gradient's norm is clipped if that is wanted."""
+    fabric.backward(loss)
+    if clip is not None:
+        fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -69,7 +69,7 @@ def test_the_experiment_writes_figure_numbers_and_page(tmp_path):
     assert experiment.plan(Options()) == []
     paths = experiment.report(tmp_path, tmp_path / "out", Options(budget="tiny"))
     assert [path.name for path in paths] == [f"figure-chebyshev.{x}" for x in ("png", "json", "md")]
-    numbers = json.loads(paths[1].read_text())
-    text = paths[2].read_text()
+    numbers = json.loads(paths[1].read_text(encoding="utf-8"))
+    text = paths[2].read_text(encoding="utf-8")
     assert f"| Chebyshev | {numbers['by_basis']['Chebyshev']['swing']:.2f} |" in text
     assert "figure-chebyshev.png" in text

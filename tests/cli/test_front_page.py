@@ -15,7 +15,7 @@ def shown():
     """The names as type checkers see them, with the parts they come from."""
     return {
         alias.name: node.module
-        for node in ast.walk(ast.parse(Path(nanode.__file__).read_text()))
+        for node in ast.walk(ast.parse(Path(nanode.__file__).read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module.startswith("nanode.")
         for alias in node.names
     }

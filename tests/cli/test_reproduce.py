@@ -72,7 +72,7 @@ def test_only_a_report(give, tmp_path):
 def test_a_report_on_runs_by_other_settings(give, tmp_path):
     assert give()[0] == 0
     record = tmp_path / "runs/pair/seed0/run.json"
-    record.write_text(record.read_text().replace('"epochs": 1,', '"epochs": 2,'))
+    record.write_text(record.read_text(encoding="utf-8").replace('"epochs": 1,', '"epochs": 2,'))
     assert give("--report-only").status == 0
     status, _, err = give()
     assert status == 1

@@ -66,7 +66,7 @@ def test_text_is_what_was_typed(quick, text):
 
 
 def test_text_can_be_taken_away(quick):
-    quick.write_text(quick.read_text() + "data_root: there\n")
+    quick.write_text(quick.read_text(encoding="utf-8") + "data_root: there\n")
     assert settled("--config", quick).data_root == "there"
     assert settled("--config", quick, "--data-root", "null").data_root is None
 
@@ -118,7 +118,7 @@ def test_refuses_a_base(tokens, message):
 
 
 def test_a_wrong_key_in_a_file_is_named_with_the_file(quick):
-    quick.write_text(quick.read_text() + "optimizer: {momentun: 0.5}\n")
+    quick.write_text(quick.read_text(encoding="utf-8") + "optimizer: {momentun: 0.5}\n")
     message = r"quick\.yaml: unknown key 'optimizer.momentun'. Did you mean 'optimizer.momentum'"
     with pytest.raises(ValueError, match=message):
         settled("--config", quick)

@@ -20,7 +20,7 @@ def run(tmp_path_factory):
 
 
 def test_settings_are_laid_over_the_recipe(run):
-    config = json.loads((run / "run.json").read_text())["config"]
+    config = json.loads((run / "run.json").read_text(encoding="utf-8"))["config"]
     assert (config["steps"], config["batch_size"]) == (2, 2)
     assert config["options"] == {"width": 2, "g_dim": 16, "z_dim": 4, "rnn_size": 32}
     assert config["optimizer"]["lr"] == 5e-3
@@ -32,7 +32,7 @@ def test_a_single_setting_of_the_optimizer(nanode, tmp_path):
         *("--optimizer.lr", "1e-3", "--schedule.name", "cosine", "--out", tmp_path / "run"),
     )
     assert status == 0, err
-    config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    config = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["config"]
     assert config["optimizer"] == {"lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0.0}
     assert config["schedule"]["name"] == "cosine"
     assert "test   loss" in out
@@ -42,7 +42,7 @@ def test_evaluate(nanode, run, tmp_path):
     tokens = ("evaluate", run, "--sequences", 2, "--samples", 2, "--out", tmp_path / "score.json")
     status, out, _ = nanode(*tokens)
     assert status == 0
-    found = json.loads((tmp_path / "score.json").read_text())
+    found = json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))
     assert len(found["psnr"]) == 5
     assert f"{sum(found['psnr']) / 5:.2f}" in out
     assert f"MSE {found['openstl_mse']:.2f}" in out

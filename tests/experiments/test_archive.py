@@ -164,7 +164,7 @@ def test_a_gpus_measurement_replaces_a_cpus(tmp_path, first, then):
         (tmp_path / place / "table2/memory.json").write_text(text)
     write_records(path, tmp_path / "there")
     assert restore(path, tmp_path / "here") == (["table2"] if then == "cuda" else [])
-    assert "cuda" in (tmp_path / "here/table2/memory.json").read_text()
+    assert "cuda" in (tmp_path / "here/table2/memory.json").read_text(encoding="utf-8")
 
 
 def test_a_run_made_again_replaces_the_older_one(tmp_path, runs):
@@ -178,7 +178,7 @@ def test_a_run_made_again_replaces_the_older_one(tmp_path, runs):
         else:
             record = again / runs[0].name / "run.json"
             years = {"started": "2100-01-01T00:00:00", "ended": "2100-01-01T00:01:00"}
-            record.write_text(json.dumps(json.loads(record.read_text()) | years))
+            record.write_text(json.dumps(json.loads(record.read_text(encoding="utf-8")) | years))
         write_records(path, root)
     own = here / runs[0].name
     assert restore(paths[0], here) == [runs[0].name]

@@ -295,7 +295,7 @@ def test_a_run_is_over_once_it_is_measured(tmp_path, runs, monkeypatch):
     execute([run], tmp_path, prune=True)
     execute([run], tmp_path, prune=True)
     assert len(asked) == 2
-    assert (tmp_path / run.name / "look.json").read_text() == '{\n  "found": 1\n}\n'
+    assert (tmp_path / run.name / "look.json").read_text(encoding="utf-8") == '{\n  "found": 1\n}\n'
 
 
 def test_nothing_is_measured_once_time_is_up(tmp_path, runs, steps, monkeypatch):

@@ -27,7 +27,7 @@ def test_carries_out_lists_and_reports(tmp_path, capsys):
     found = json.loads(line)
     assert found["name"] == "table1/digits/shared/auto/seed0"
     assert found["status"] == "finished"
-    record = json.loads((tmp_path / found["name"] / "run.json").read_text())
+    record = json.loads((tmp_path / found["name"] / "run.json").read_text(encoding="utf-8"))
     assert record["config"]["batch_size"] == 64
     assert record["metrics"]["test_accuracy"] == found["test_accuracy"]
     # Done, so that nothing is printed; without the override it is another run.

@@ -89,7 +89,7 @@ def test_from_start_to_report(tmp_path):
     assert len(found) == 3
     figure, page = FIGURE.report(tmp_path, tmp_path / "out", options)
     assert figure.stat().st_size > 0
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     for outcome in found:
         record = outcome.record
         assert record.status == "finished"
@@ -108,6 +108,6 @@ def test_failed_runs_are_reported(tmp_path, write):
     assert run.config.model == "chebyshev-5-orthogonal"
     write(run, status="failed")
     _, page = FIGURE.report(tmp_path, tmp_path / "out", Options())
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "| 0.1 | constant, orthogonal | failed (seed 0) | 0 of 1 | 1 of 1 |" in text
     assert "| 0.1 | every run diverged: constant, orthogonal | not measured |" in text

@@ -84,7 +84,7 @@ def test_other_orders_take_what_was_chosen_for_order_10(tmp_path, write):
     assert len(tried) == 3 * (3 + 2) + 3  # con-resnet's choice is still open
     assert len(plan) == 16 + 3 + 2 + len(tried)
     (_, page) = EXPERIMENTS["figure-order-test"].report(tmp_path, tmp_path / "out", options)
-    assert "Further runs follow" in page.read_text()
+    assert "Further runs follow" in page.read_text(encoding="utf-8")
 
 
 def staged_plan(tmp_path, write, data=("cifar10",), budget="short", gain=0.01):
@@ -178,7 +178,7 @@ def test_from_start_to_report(tmp_path, name, only, pages):
     assert {outcome.record.status for outcome in found} == {"finished"}
     paths = experiment.report(runs, out, options)
     assert {path.name for path in paths} == pages == {path.name for path in out.iterdir()}
-    text = (out / f"{name}.md").read_text()
+    text = (out / f"{name}.md").read_text(encoding="utf-8")
     for outcome in found:
         metrics = outcome.record.metrics
         if metrics.test_accuracy is not None:
@@ -236,13 +236,13 @@ def test_claims_of_the_order_figures(tmp_path, write):
         if run.config.model in ("t-nanode-4", "t-nanode-10"):
             write(run, test=0.8 + run.config.seed + (run.config.model == "t-nanode-10") / 64)
     train.report(tmp_path, tmp_path / "out", Options())
-    text = (tmp_path / "out/figure-order-train.md").read_text()
+    text = (tmp_path / "out/figure-order-train.md").read_text(encoding="utf-8")
     # In all three settings; the last one's ResNet is the first one's.
     assert text.count("better than order 1: against it (-2.00, one seed)") == 3
     assert text.count("better than the constrained ResNet: for it (+8.00, one seed)") == 3
     assert "**8 of 12 planned runs are over.**" in text
     test.report(tmp_path, tmp_path / "out", Options())
-    text = (tmp_path / "out/figure-order-test.md").read_text()
+    text = (tmp_path / "out/figure-order-test.md").read_text(encoding="utf-8")
     assert "order 10 of T is more accurate than order 4: for it (+1.56, one seed)." in text
 
 
@@ -258,9 +258,9 @@ def test_orders_are_judged_by_the_spread_of_table_1(tmp_path, write):
     for name in ("table1", "figure-order-test"):
         EXPERIMENTS[name].report(tmp_path, tmp_path / "out", replace(options, data=("cifar10",)))
     verdict = "undecided (+2.00, within the spread)"
-    table1 = (tmp_path / "out/table1.md").read_text()
+    table1 = (tmp_path / "out/table1.md").read_text(encoding="utf-8")
     assert f"| T-NANODE-10 outperforms B-NANODE-10 | +5.72 | {verdict} |" in table1
-    orders = (tmp_path / "out/figure-order-test.md").read_text().splitlines()
+    orders = (tmp_path / "out/figure-order-test.md").read_text(encoding="utf-8").splitlines()
     (row,) = (line for line in orders if line.startswith("| 10 | 82.01"))
     assert verdict in row
 
@@ -283,7 +283,7 @@ def test_steps_to_a_common_accuracy(tmp_path, write):
             path = tmp_path / run.name / "steps.json"
             path.write_text(json.dumps(steps | {"fewest_test_accuracy": None}))
     (_, page) = EXPERIMENTS["tradeoff"].report(tmp_path, tmp_path / "out", Options())
-    lines = [line for line in page.read_text().splitlines() if "3 of 3" in line]
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if "3 of 3" in line]
     assert [line.split("|")[-2].strip() for line in lines] == ["2", "none", "1"]
 
 
@@ -300,7 +300,7 @@ def test_staged_without_a_candidate_that_learns(tmp_path, write):
     for run in staged.plan(options, tmp_path):
         write(run, status="failed")
     (page,) = staged.report(tmp_path, tmp_path, options)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "still open" not in text
     assert "CIFAR-10: every candidate failed; CIFAR-100: every candidate failed" in text
 
@@ -312,9 +312,9 @@ def test_order_figures_name_what_diverged(tmp_path, write):
         write(run, status="failed" if diverged else "finished")
     for experiment in (train, test):
         experiment.report(tmp_path, tmp_path / "out", Options())
-    text = (tmp_path / "out/figure-order-train.md").read_text()
+    text = (tmp_path / "out/figure-order-train.md").read_text(encoding="utf-8")
     assert text.count("not measured; failed: t-nanode-30") == 3 * len(fitted_orders.FITTED)
-    text = (tmp_path / "out/figure-order-test.md").read_text()
+    text = (tmp_path / "out/figure-order-test.md").read_text(encoding="utf-8")
     assert "T-4 is ahead of B-9: not measured; failed: b-nanode-9." in text
 
 
@@ -322,7 +322,7 @@ def test_tradeoff_says_what_differences_mean(tmp_path, write):
     for seed, accuracy in enumerate((0.82, 0.83, 0.84)):
         write(shared("t-nanode-10", "cifar10", Options(), seed), test=accuracy)
     (_, page) = EXPERIMENTS["tradeoff"].report(tmp_path, tmp_path / "out", Options())
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     # √(0.83 · 0.17 / 5,000) and √(0.83 · 0.17 / 10,000)
     assert "is 0.53 points at 83 per cent on the 5,000 held-out images, 0.38 points at 83" in text
     assert "3 seeds of order 10 without a penalty vary by 1.00 points there" in text
@@ -348,7 +348,7 @@ def test_the_trade_off_is_judged(tmp_path, write, fewest, fewer):
     for seed, accuracy in enumerate((0.82, 0.83, 0.84)):
         write(shared("t-nanode-10", "cifar10", Options(), seed), test=accuracy)
     (_, page) = EXPERIMENTS["tradeoff"].report(tmp_path, tmp_path / "out", Options())
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "leaves less motion | **did not hold** (5, 4, 3, 2, 2.5) |" in text
     assert f"the largest penalty needs fewer steps | {fewer} (3, {fewest}) |" in text
     assert "order 1 needs fewer steps | not measured |" in text
@@ -363,7 +363,7 @@ def test_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("nanode.experiments.memory.METHODS", some)
     experiment, options = EXPERIMENTS["memory"], Options(budget="tiny")
     (page,) = experiment.report(tmp_path, tmp_path / "out", options)
-    rows = json.loads((tmp_path / FILE).read_text())["rows"]
+    rows = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))["rows"]
     held = {
         (row["model"], row["solver"], row["evaluations"], row["gradient"]): row["held"]
         for row in rows
@@ -373,12 +373,14 @@ def test_memory(tmp_path, monkeypatch):
     assert held["t-nanode-10", "coupled-euler", 10, "reversal"] == 4 * 16 * 8 * 8 * 4
     assert held["t-nanode-10", "coupled-euler", 100, "reversal"] == 4 * 16 * 8 * 8 * 4
     ratio = 4 * 16 * 8 * 8 * 4 / held["uncon-resnet", "euler", 10, "backprop"]
-    assert f"held ({ratio:.3f}); the same bytes at K = 100: held (+0 bytes)" in page.read_text()
+    assert f"held ({ratio:.3f}); the same bytes at K = 100: held (+0 bytes)" in page.read_text(
+        encoding="utf-8"
+    )
     # Measured once: what is there is taken, if less than this version would measure.
     monkeypatch.setattr("nanode.experiments.memory.METHODS", METHODS)
-    changed = json.loads((tmp_path / FILE).read_text())
+    changed = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
     for row in changed["rows"]:
         row["held"] *= row["evaluations"]
     (tmp_path / FILE).write_text(json.dumps(changed))
     experiment.report(tmp_path, tmp_path / "out", options)
-    assert "the same bytes at K = 100: **did not hold**" in page.read_text()
+    assert "the same bytes at K = 100: **did not hold**" in page.read_text(encoding="utf-8")

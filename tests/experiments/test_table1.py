@@ -132,7 +132,11 @@ def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, w
 
     def row():
         (page,) = TABLE1.report(tmp_path, tmp_path, options)
-        return next(line for line in page.read_text().splitlines() if line.startswith("| t-nan"))
+        return next(
+            line
+            for line in page.read_text(encoding="utf-8").splitlines()
+            if line.startswith("| t-nan")
+        )
 
     first = Candidate(lr=1.0, scale=3.0)
     accuracies = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
@@ -162,7 +166,11 @@ def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, w
 def test_the_shared_recipe_is_no_ones_best_too_early(options, tmp_path, write):
     def row():
         (page,) = TABLE1.report(tmp_path, tmp_path, options)
-        (found,) = (line for line in page.read_text().splitlines() if line.startswith("| auto | 8"))
+        (found,) = (
+            line
+            for line in page.read_text(encoding="utf-8").splitlines()
+            if line.startswith("| auto | 8")
+        )
         return found
 
     decide(options, tmp_path, write, "t-nanode-10", {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3})
@@ -213,7 +221,7 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
         assert choice(model, options, tmp_path) is None
     # That is the end of it: nothing follows from such a choice.
     (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget="short"))
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "still open" not in text
     assert "left to the longer run" not in text  # which won't come
     assert text.count("none: every candidate failed") == len((*PAPER, DEEP))
@@ -232,19 +240,19 @@ def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
 def test_a_choice_at_the_edge_is_marked(options, tmp_path, write):
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.8})
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
-    assert "lr2.5 (rate and scale at the edge)" in page.read_text()
+    assert "lr2.5 (rate and scale at the edge)" in page.read_text(encoding="utf-8")
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.9, 2.5: 0.8})
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
-    assert "lr1 (scale at the edge)" in page.read_text()
+    assert "lr1 (scale at the edge)" in page.read_text(encoding="utf-8")
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.6, 1.0: 0.9, 2.5: 0.8}, other=0.95)
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
-    assert "lr1-scale3 |" in page.read_text()
+    assert "lr1-scale3 |" in page.read_text(encoding="utf-8")
 
 
 def test_what_is_undecided_is_said(options, tmp_path, write):
     def page(budget):
         (path,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget=budget))
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
 
     assert "Further runs follow from choices that are still open." in page("short")
     for model in (*PAPER, DEEP):

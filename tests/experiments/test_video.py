@@ -62,7 +62,7 @@ def test_from_start_to_report(tmp_path, monkeypatch):
     assert [outcome.record.status for outcome in found] == ["finished"] * 6
     assert not list(runs.rglob("*.safetensors"))
     (page,) = table.report(runs, out, options)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     by_model = runs_in(runs, "moving-digits")
     svg, nanode = (by_model[model][0].record for model in ("svg", "svg-nanode"))
     ratio = min(p.loss for p in nanode.curves) / min(p.loss for p in svg.curves)
@@ -82,7 +82,7 @@ def test_from_start_to_report(tmp_path, monkeypatch):
         "figure-video.md",
         *(f"figure-video-{name}.gif" for name in (*MODELS, "longer")),
     }
-    words = (out / "figure-video.md").read_text()
+    words = (out / "figure-video.md").read_text(encoding="utf-8")
     assert "4 steps of 2 clips" in words
     assert "Table 2's: skips are others" in words  # the schedule is the same there
     assert text.count("| black frames |") == 2
@@ -239,7 +239,7 @@ def test_reports_of_nothing(tmp_path, monkeypatch):
     for name in ("table2", "figure-video"):
         paths = EXPERIMENTS[name].report(tmp_path, tmp_path / "out", Options(budget="tiny"))
         assert all(path.stat().st_size > 0 for path in paths)
-    rows = json.loads((tmp_path / MEMORY).read_text())["rows"]
+    rows = json.loads((tmp_path / MEMORY).read_text(encoding="utf-8"))["rows"]
     assert [row["model"] for row in rows] == ["svg"]
 
 

@@ -46,7 +46,7 @@ def test_autonomous_weights_are_the_parameters():
     field = nanode.Autonomous(nn.Linear(2, 2))
     weights = field.weights(step_stages(3))
     assert weights.moving == {}
-    assert weights.rows() == []
+    assert weights.rows(2) == [weights.constant] * 2
     assert weights.at(2)["weight"] is field.module.weight
     assert field.weights_at(0.3)["bias"] is field.module.bias
     assert (field.interval, field.breakpoints, field.jumps) == (None, (), ())
@@ -67,7 +67,7 @@ def test_rows_are_views_whose_gradient_is_the_table():
     table = torch.randn(3, 2, 2, requires_grad=True)
     bias = torch.randn(2)
     weights = Weights({"weight": table}, {"bias": bias})
-    rows = weights.rows()
+    rows = weights.rows(3)
     assert len(rows) == 3
     for k, row in enumerate(rows):
         assert torch.equal(row["weight"], table[k])

@@ -93,7 +93,7 @@ def test_a_solve_has_the_values_of_single_calls():
     assert weights.moving["1.weight"].shape == (4, 3, 3)
     assert weights.constant["1.bias"] is moving.module.bias
     assert weights.moving["2.logits"].shape == (4, 2)
-    for k, (row, stage) in enumerate(zip(weights.rows(), stages, strict=True)):
+    for k, (row, stage) in enumerate(zip(weights.rows(4), stages, strict=True)):
         expected = field(stage.time, x)
         torch.testing.assert_close(field.evaluate(row, stage, x), expected, **CLOSE)
         torch.testing.assert_close(field.evaluate(weights.at(k), stage, x), expected, **CLOSE)

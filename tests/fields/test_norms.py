@@ -5,6 +5,7 @@ mean and unbiased variance, and the rest of what was there.
 """
 
 import copy
+import warnings
 from fractions import Fraction
 
 import pytest
@@ -393,3 +394,21 @@ def test_statistics_are_interpolated_between_times_that_no_rounding_joins():
     norm.prepare(shifted)
     expected = torch.tensor([0.0, 1 + 4 * 0.0001 / 0.25, 5.0, 7.0])
     torch.testing.assert_close(norm.running_mean[:, 0], expected)
+
+
+def test_training_over_one_interval_and_then_another_warns():
+    field = nanode.TimeVarying(
+        nn.Sequential(nanode.BatchNorm(1), nn.Linear(1, 1)), nanode.Legendre(2)
+    )
+    x = torch.randn(8, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for steps, interval in ((3, (0, 0.5)), (6, (0, 0.5)), (4, (0.5, 0)), (4, (0.2, 1))):
+            nanode.odeint(field, x, steps=steps, interval=interval)
+    nanode.odeint(field, x, steps=3, interval=(0, 0.5))
+    with pytest.warns(UserWarning, match=r"from t = 0 to 0\.3333 is trained from 0\.5 to"):
+        nanode.odeint(field, x, steps=3, interval=(0.5, 1))
+    field.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nanode.odeint(field, x, steps=3, interval=(0, 0.4))

@@ -224,3 +224,16 @@ def test_refuses_what_makes_no_trajectory():
 def test_gates_are_refused_another_thing_than_a_basis(basis):
     with pytest.raises(ValueError, match="basis must be a Basis such as"):
         nanode.Gated([nn.Linear(2, 2)], basis)
+
+
+def test_a_field_whose_coefficients_have_gone():
+    inner = nanode.TimeVarying(nn.Linear(4, 4), nanode.Legendre(2))
+    outer = nanode.TimeVarying(nanode.ODEBlock(inner, 2), nanode.Legendre(1))
+    assert outer(0.2, torch.ones(1, 4)).shape == (1, 4)
+    for use in (
+        lambda: inner(0.3, torch.ones(4)),
+        lambda: inner.weights_at(0.3),
+        lambda: nanode.odeint(inner, torch.ones(4), steps=2),
+    ):
+        with pytest.raises(ValueError, match="have gone to a field that was made of"):
+            use()

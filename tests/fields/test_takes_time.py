@@ -112,3 +112,38 @@ def test_no_warning_where_there_are_no_jumps_or_a_block_knows_them():
         # Nothing is lost by Euler's method, nor where no jump lies between the ends.
         nanode.odeint(Nested(JUMPS), x, steps=4)
         nanode.odeint(Nested(JUMPS), x, interval=(0.0, 0.2), **heun)
+
+
+def state_first(x, t):
+    return -x * t
+
+
+class StateFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, z, time):
+        return -z * self.weight * time
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nanode.odeint(state_first, torch.ones(2), steps=2),
+        lambda: nanode.ODEBlock(StateFirst(), 2),
+        lambda: nanode.TimeVarying(StateFirst(), nanode.Legendre(2), takes_time=True),
+    ],
+)
+def test_parameters_named_in_the_other_order(make):
+    with pytest.warns(UserWarning, match=r"is called as f\(t, x\): the time comes first") as found:
+        make()
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize("names", ["t, x", "time, t", "x, y", "a, *rest", "*all"])
+def test_other_names_say_nothing(names):
+    field = eval(f"lambda {names}: torch.zeros(2)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nanode.odeint(field, torch.ones(2), steps=2)

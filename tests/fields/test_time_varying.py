@@ -199,7 +199,7 @@ def test_one_bucket_per_step_is_separate_modules(kind):
             next(module.buffers()).copy_(next(own.buffers()))
     stages = step_stages(steps)
     weights = field.weights(stages)
-    rows = weights.rows()
+    rows = weights.rows(steps)
     outputs = []
     for k, (module, stage) in enumerate(zip(alone, stages, strict=True)):
         expected = module(x)
@@ -222,7 +222,7 @@ def test_an_euler_loop_of_buckets_is_a_residual_network():
     x = y = torch.randn(2, 3)
     for layer in layers:
         x = x + layer(x)
-    for row, stage in zip(field.weights(s := step_stages(steps)).rows(), s, strict=True):
+    for row, stage in zip(field.weights(s := step_stages(steps)).rows(steps), s, strict=True):
         y = y + field.evaluate(row, stage, y)
     assert torch.equal(x, y)
 

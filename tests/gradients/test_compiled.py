@@ -308,3 +308,9 @@ def test_an_evaluation_is_compiled_once_for_all_stages():
             y = block(x)
             torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == most
+
+
+def test_a_compiler_that_has_compiled_enough_says_so():
+    limit = torch._dynamo.exc.FailOnRecompileLimitHit("Hard failure due to fullgraph=True")
+    assert "pass a tensor" in compiled._reason(limit)
+    assert compiled._reason(RuntimeError("\nno\nmore")) == "no"

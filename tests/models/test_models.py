@@ -49,7 +49,7 @@ def test_every_model_runs_and_all_its_parameters_get_gradients(name, preset):
 @pytest.mark.parametrize("preset", TINY)
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_golden_file(name, preset):
-    golden = json.loads(GOLDEN.read_text())
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert shapes(name, preset) == golden[f"{preset}/{name}"]
     assert len(golden) == len(MODELS) * len(TINY)  # no name that there was
 

@@ -17,7 +17,7 @@ def test_a_table():
 
 def test_a_page(tmp_path):
     path = write_page(tmp_path / "new" / "page.md", "Title", ["one", "", "  two\n"])
-    assert path.read_text() == "# Title\n\none\n\ntwo\n"
+    assert path.read_text(encoding="utf-8") == "# Title\n\none\n\ntwo\n"
     assert [entry.name for entry in path.parent.iterdir()] == ["page.md"]
 
 

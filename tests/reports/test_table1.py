@@ -27,7 +27,7 @@ def page(tmp_path):
     def page(**options):
         options = Options(**{"budget": "full", "data": ("cifar10",)} | options)
         (path,) = EXPERIMENTS["table1"].report(tmp_path, tmp_path / "out", options)
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
 
     return page
 

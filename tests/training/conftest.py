@@ -29,7 +29,10 @@ def lines():
     """Reads what a run logged."""
 
     def read(folder):
-        return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
 
     return read
 

@@ -30,7 +30,7 @@ def test_a_run_is_analysed_from_the_command_line(run, capsys):
     page, text = run / "analysis" / "analysis.png", run / "analysis" / "analysis.json"
     assert set((run / "analysis").iterdir()) == {page, text}
     assert page.read_bytes().startswith(b"\x89PNG")
-    numbers = json.loads(text.read_text())
+    numbers = json.loads(text.read_text(encoding="utf-8"))
     (flow,) = numbers.values()
     model, _ = load_model(run)
     assert flow["parameters"] == sum(p.numel() for p in model.stages.parameters())

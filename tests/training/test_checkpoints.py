@@ -36,7 +36,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, write)
-    assert path.read_text() == "old"
+    assert path.read_text(encoding="utf-8") == "old"
     assert names(tmp_path) == ["run.json"]
 
 
@@ -45,13 +45,13 @@ def test_the_new_file_comes_in_one_move(tmp_path, monkeypatch):
     write_text(path, "old")
 
     def killed(half, whole):
-        assert half.read_text() == "new"  # complete before it is moved
+        assert half.read_text(encoding="utf-8") == "new"  # complete before it is moved
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         write_text(path, "new")
-    assert path.read_text() == "old"
+    assert path.read_text(encoding="utf-8") == "old"
     assert names(tmp_path) == ["run.json"]
 
 

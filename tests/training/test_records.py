@@ -36,7 +36,7 @@ def record(config):
 
 def test_the_keys_of_the_file(tmp_path, record):
     record.save(tmp_path / "run.json")
-    assert list(json.loads((tmp_path / "run.json").read_text())) == KEYS
+    assert list(json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))) == KEYS
 
 
 def test_round_trip(tmp_path, record):
@@ -80,7 +80,7 @@ def test_refuses(record, changes, message):
 def test_a_file_that_was_tampered_with(tmp_path, record, change, message):
     path = tmp_path / "run.json"
     record.save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change))
     with pytest.raises(ValueError, match=message):
         RunRecord.load(path)
 

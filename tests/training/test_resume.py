@@ -169,7 +169,7 @@ def test_what_is_not_a_checkpoint_stays(tmp_path, config, perceptron):
     other.parent.mkdir(parents=True)
     other.write_text("mine")
     train(replace(config, options={}, epochs=1), tmp_path)
-    assert other.read_text() == "mine"
+    assert other.read_text(encoding="utf-8") == "mine"
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
 
 
@@ -189,13 +189,13 @@ def test_checkpoints_without_a_record_are_refused(tmp_path, config, perceptron, 
 def test_a_configuration_that_was_there_is_kept_or_refused(tmp_path, config, perceptron):
     config, path = replace(config, options={}, epochs=1), tmp_path / "config.yaml"
     save_config(config, path)
-    text = "# mine\n" + path.read_text()
+    text = "# mine\n" + path.read_text(encoding="utf-8")
     path.write_text(text)
     for other in (replace(config, seed=1), replace(config, epochs=3)):
         with pytest.raises(ValueError, match="is not this run's"):
             train(other, tmp_path)
     assert train(config, tmp_path).status == "finished"
-    assert path.read_text() == text
+    assert path.read_text(encoding="utf-8") == text
     path = tmp_path / "other" / "config.yaml"
     path.parent.mkdir()
     path.write_text("name: somebody's\n")

@@ -15,7 +15,7 @@ from nanode.data.video.clips import Clips
 from nanode.models.video import SVG, create
 from nanode.training.calibration import calibrate
 from nanode.training.journal import check_tensorboard
-from nanode.training.optimizers import make_optimizer
+from nanode.training.optimizers import make_optimizer, take_step
 from nanode.training.setup import built, make_fabric, warm
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.loss import Elbo, loss_terms
@@ -58,13 +58,7 @@ class VideoSetup:
     def step(self, frames: Tensor) -> Tensor:
         """One step of the optimizer; returns the loss and its two terms, still on the device."""
         terms = self.loss(self.model, frames)
-        self.fabric.backward(terms[0])
-        if self.config.clip is not None:
-            self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        take_step(self.fabric, self.model, self.optimizer, terms[0], self.config.clip)
         return torch.stack(terms).detach()
 
     @torch.no_grad()

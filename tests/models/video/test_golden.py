@@ -20,7 +20,7 @@ def shapes(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_and_shapes(name):
-    assert shapes(name) == json.loads(GOLDEN.read_text())[name]
+    assert shapes(name) == json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,160 @@
+"""Fields that aren't the same when they are evaluated again for the backward pass."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import nanode
+from nanode.gradients.repeats import TRIALS, looked_at
+
+EXACT = [
+    (nanode.Checkpointed(), nanode.RK4()),
+    (nanode.Reversal(), nanode.Leapfrog()),
+    (nanode.Reversal(), nanode.Coupled(nanode.Midpoint())),
+]
+exact = pytest.mark.parametrize(("gradient", "solver"), EXACT, ids=repr)
+CHANGED = "came to other states"
+
+
+class Density(nn.Module):
+    """A flow and Hutchinson's estimate of its divergence, the noise an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.noise = None
+
+    def forward(self, state):
+        x, _ = state
+        if self.noise is None:
+            self.noise = torch.randn_like(x)
+        with torch.enable_grad():
+            x = x.view_as(x).requires_grad_()
+            dx = self.net(x)
+            (product,) = torch.autograd.grad(dx, x, self.noise, create_graph=True)
+        return dx, -(product * self.noise).sum(1)
+
+
+@exact
+@pytest.mark.parametrize("solves", [1, 2])
+def test_noise_that_is_set_anew_before_each_solve(gradient, solver, solves):
+    field = nanode.TimeVarying(Density(), nanode.Legendre(2))
+    losses = []
+    for x in torch.randn(solves, 32, 2):
+        field.module.noise = None
+        end = nanode.odeint(field, (x, torch.zeros(32)), steps=8, solver=solver, gradient=gradient)
+        losses.append(end[1].square().sum())
+    if solves == 1:  # found in the first evaluation, the same ever after
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            losses[0].backward()
+        return
+    with pytest.warns(UserWarning, match=CHANGED):
+        sum(losses).backward()
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale, self.calls = nn.Linear(3, 3), 1.0, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x).tanh() * self.scale
+
+
+@exact
+def test_a_number_that_changes_before_the_backward_pass(gradient, solver):
+    field = nanode.TimeVarying(Scaled(), nanode.Legendre(2))
+    end = nanode.odeint(field, torch.randn(4, 3), steps=8, solver=solver, gradient=gradient)
+    field.module.scale = 0.5
+    with pytest.warns(UserWarning, match=CHANGED):
+        end.sum().backward()
+
+
+@exact
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counting_is_no_change(gradient, solver, dtype):
+    field = nanode.TimeVarying(Scaled(), nanode.Trigonometric(order=2)).to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.randn(4, 3, dtype=dtype)
+        for scale in (1.0, 0.0):  # the second goes nowhere
+            field.module.scale = scale
+            nanode.odeint(field, x, steps=50, solver=solver, gradient=gradient).sum().backward()
+    assert field.module.calls > 200
+
+
+@pytest.mark.parametrize("gradient", [nanode.Checkpointed(), nanode.Reversal()], ids=repr)
+def test_half_precision_is_no_change(gradient):
+    field = nanode.TimeVarying(Scaled(), nanode.Legendre(2))
+    x = torch.randn(4, 3)
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("error")
+        end = nanode.odeint(field, x, steps=50, solver=nanode.Leapfrog(), gradient=gradient)
+        end.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "state", [(torch.zeros(0, 3), torch.randn(2, 3)), (torch.tensor(0.5), torch.randn(3))]
+)
+@exact
+def test_states_without_numbers_or_axes(gradient, solver, state):
+    scale = nn.Parameter(torch.tensor(0.5))
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, parts):
+            return tuple(self.scale * part for part in parts)
+
+    field = nanode.TimeVarying(Both(), nanode.Constant())
+    end = nanode.odeint(field, state, steps=9, solver=solver, gradient=gradient)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        end[1].sum().backward()
+
+
+class Counted(nn.Module):
+    """torch's own batch norm, whose buffers move without a change that torch counts."""
+
+    def __init__(self, size=3):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("var", torch.ones(3))
+        self.register_buffer("gap", torch.tensor([float("nan"), float("inf")]))
+
+    def forward(self, x):
+        x = nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"),
+    [*EXACT, (nanode.Backsolve(), nanode.RK4()), (nanode.Backsolve(), nanode.Adaptive())],
+    ids=repr,
+)
+def test_buffers_that_move_uncounted_are_an_error(gradient, solver):
+    field = nanode.TimeVarying(Counted(), nanode.Legendre(2))
+    steps = None if isinstance(solver, nanode.Adaptive) else 4
+    x = torch.randn(8, 3)
+    with pytest.raises(ValueError, match=r"changes its buffer '.*mean'"):
+        nanode.odeint(field, x, steps=steps, solver=solver, gradient=gradient)
+    field.eval()
+    nanode.odeint(field, x, steps=steps, solver=solver, gradient=gradient).sum().backward()
+
+
+def test_a_gpu_is_waited_for_in_the_first_passes_only(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    field, gpu = nanode.Autonomous(nn.Linear(2, 2)), torch.device("cuda")
+    capturing = True
+    assert not looked_at(field, gpu)
+    capturing = False
+    assert [looked_at(field, gpu) for _ in range(TRIALS + 2)] == [True] * TRIALS + [False] * 2
+    assert looked_at(field, torch.device("cpu"))
+    assert not looked_at(field, torch.device("meta"))
