@@ -50,7 +50,7 @@ evals: evaluations of f in the forward pass."""
 
 def versions() -> dict[str, str]:
     # The checkout comes first on the systems' path, so its version is the one measured.
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = {"python": platform.python_version(), "nanode": project["version"]}
     for package in PACKAGES:
         try:
