@@ -156,7 +156,7 @@ class Callback(ConstantField):
         super().__init__(module)
         #: Where the weights of fields that it calls jump, of which a solver knows nothing.
         self.hidden_jumps = _jumps_in(
-            list(module.modules() if module is function else _reached(function))
+            list(module.modules()) if module is function else _named(function)
         )
 
 
@@ -336,6 +336,17 @@ def _jumps_in(parts: Sequence[nn.Module]) -> tuple[float, ...]:
     known = {inside for field in solved for inside in field.modules()}
     fields = [part for part in parts if isinstance(part, Field) and part not in known]
     return tuple(sorted({t for field in fields for t in field.jumps}))
+
+
+def _named(function: Callable[..., Any]) -> list[nn.Module]:
+    """The modules that a plain function's own code names, and those inside them."""
+    if not isinstance(function, FunctionType):
+        return []
+    values = [function.__globals__.get(name) for name in function.__code__.co_names]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # empty so far
+            values.append(cell.cell_contents)
+    return [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
 
 
 def check_module(kind: str, module: Any) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nanode.solvers.grid import as_numbers
 from nanode.solvers.stepper import State
 from nanode.stages import Side
+from nanode.values import check_flag
 
 _METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 
@@ -43,6 +44,7 @@ class Adaptive:
             raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {self.method!r}")
         _check_tolerance("rtol", self.rtol)
         _check_tolerance("atol", self.atol)
+        check_flag("interpolate", self.interpolate)
         if not (self.rtol or self.atol):
             raise ValueError("rtol and atol are both 0, which no step can meet; raise one of them")
         if not isinstance(self.options, dict):

@@ -253,6 +253,7 @@ def test_scale_and_block_settings():
         (lambda: nanode.Adaptive(rtol=0.0, atol=0), "both 0.*raise one of them"),
         (lambda: nanode.Adaptive(rtol=torch.tensor(1e-3)), "rtol must be one finite number"),
         (lambda: nanode.Adaptive(options=None), "options must be a dict"),
+        (lambda: nanode.Adaptive(interpolate=1), "interpolate must be true or false"),
         (lambda: nanode.Adaptive(options={"jump_t": 0.5}), r"\['jump_t'\]: .*must be a sequence"),
         (lambda: nanode.Adaptive(options={"jump_t": ["a"]}), r"\['jump_t'\]: .*convert.*'a'"),
         (lambda: nanode.Adaptive(options={"step_t": [math.nan]}), r"\['step_t'\] must hold finite"),
