@@ -83,8 +83,8 @@ class Tree(nn.Module):
             branch, _, leaf = path.rpartition(".")
             node = self.get_submodule(branch)
             # Nobody calls a branch; what waits for that, as torch's pruning does, is due here.
-            for hook in node._forward_pre_hooks.values():
-                hook(node, ())
+            for key, hook in node._forward_pre_hooks.items():
+                hook(node, (), *([{}] if key in node._forward_pre_hooks_with_kwargs else []))
             yield path, getattr(node, leaf)
 
     def __getitem__(self, path: str) -> Tensor:

@@ -48,3 +48,15 @@ def test_a_checkpoint_of_pruned_coefficients():
     assert torch.equal(other(0.3, x), field(0.3, x))
     prune.remove(first, "weight")
     assert torch.equal(other(0.3, x), field(0.3, x))
+
+
+def test_hooks_of_either_kind_are_called_whenever_coefficients_are_read():
+    field, first = pruned()
+    calls = []
+    first.register_forward_pre_hook(lambda module, given: calls.append((module, given)))
+    first.register_forward_pre_hook(
+        lambda module, given, named: calls.append((module, given, named)), with_kwargs=True
+    )
+    field.weights_at(0.3)
+    assert (first, ()) in calls
+    assert (first, (), {}) in calls
