@@ -64,8 +64,9 @@ def raised() -> Iterator[None]:
 def print_anything() -> None:
     """Have a ? printed for what the encoding of a terminal or pipe lacks, instead of an error."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            with suppress(ValueError):  # closed
+                stream.reconfigure(errors="replace")
 
 
 def unread() -> bool:

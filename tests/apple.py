@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 WIDE = (torch.float64, torch.complex128)
 #: What has no kernel there.
-MISSING = ("eigh", "eig", "eigvals", "svd", "qr", "matrix_exp")
+MISSING = ("eigh", "eig", "eigvals", "svd", "qr", "matrix_exp", "take")
 #: What may be given tensors of both devices.
 MIXING = ("copy_", "index", "index_put_")
 MAKERS = (

@@ -311,9 +311,11 @@ def warn_of_order(function: Callable[..., Any], depth: int) -> None:
         return
     called = function.forward if isinstance(function, nn.Module) else function
     try:
-        names = [name.lower() for name in inspect.signature(called).parameters][:2]
-    except (TypeError, ValueError):
+        # Its own names: what it wraps may be in another order.
+        names = list(inspect.signature(called, follow_wrapped=False).parameters)[:2]
+    except Exception:  # whatever a callable of someone's own may do
         return
+    names = [name.lower() for name in names]
     if len(names) == 2 and names[1] in _TIMES and names[0] not in _TIMES:
         warnings.warn(
             f"{getattr(function, '__name__', type(function).__name__)} has the parameters "
@@ -323,7 +325,7 @@ def warn_of_order(function: Callable[..., Any], depth: int) -> None:
 
 
 #: What parameters that take the time are called.
-_TIMES = ("t", "time", "ts", "times")
+_TIMES = ("t", "s", "tau", "time", "ts", "times")
 
 
 def _jumps_in(parts: Sequence[nn.Module]) -> tuple[float, ...]:

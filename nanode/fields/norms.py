@@ -52,7 +52,7 @@ class BatchNorm(StageAware):
         #: The times of the evaluations that the statistics belong to.
         self.times: tuple[float, ...] = ()
         #: How often they were moved: torch's own count leaves out what batch norm does.
-        self.updates = 0
+        self.updates = self.reset_at = 0
         if affine:
             self.weight = nn.Parameter(torch.ones(features))
             self.bias = nn.Parameter(torch.zeros(features))
@@ -140,6 +140,7 @@ class BatchNorm(StageAware):
         """The statistics of every evaluation back to zeros and ones."""
         self.running_mean.zero_()
         self.running_var.fill_(1.0)
+        self.reset_at = self.updates
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised x."""
@@ -281,18 +282,24 @@ def prepare_norms(module: nn.Module, times: Sequence[float]) -> None:
     Norms in eval mode that have statistics keep them: they interpolate instead.
     """
     norms = norms_in(module)
-    before = next((n.times for n in norms if n.training and n.updates and n.times), ())
-    if before and times and (min(times) > max(before) or max(times) < min(before)):
+    trained = (n.times for n in norms if n.training and n.momentum and n.updates > n.reset_at)
+    if _apart(next(trained, ()), times):
         warnings.warn(
-            f"a BatchNorm that was trained from t = {min(before):.4g} to {max(before):.4g} is "
-            f"trained from {min(times):.4g} to {max(times):.4g} now, with the statistics that it "
-            "has: it keeps those of one interval. Solve over all of it at once (at= gives the "
-            "states on the way), or use GroupNorm",
+            "a BatchNorm that was trained over one interval is now trained over another one, and "
+            "takes its statistics along: it keeps those of one. Solve over all of it at once (at= "
+            "gives the states on the way), or use GroupNorm",
             stacklevel=4,
         )
     for norm in norms:
         if norm.training or not norm.times:
             norm.prepare(times)
+
+
+def _apart(old: Sequence[float], new: Sequence[float]) -> bool:
+    """Whether two stretches of time, none of them a point, have at most an end in common."""
+    if not (old and new) or min(old) == max(old) or min(new) == max(new):
+        return False
+    return max(old) <= min(new) or max(new) <= min(old)
 
 
 def norms_in(module: nn.Module) -> list[BatchNorm]:

@@ -36,7 +36,7 @@ from nanode.gradients.snapshot import Snapshot, buffers, copies, moved, rewritte
 from nanode.solvers import Adaptive
 from nanode.solvers.stepper import State
 from nanode.stages import Side, Stage
-from nanode.tracing import traced
+from nanode.tracing import traced, written_out
 from nanode.trajectories.trajectory import Named
 
 #: What has all derivatives.
@@ -55,7 +55,8 @@ def solve_adaptively(
     check_finite: bool = False,
 ) -> tuple[Any, Evaluations]:
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
-    if traced():  # how many steps there are depends on values, which no graph holds
+    # How many steps there are depends on values, which no graph holds.
+    if traced() and not written_out():
         plain: Callable[..., tuple[Any, Evaluations]] = torch.compiler.disable(solve_adaptively)
         return plain(field, x, interval, at, solver, gradient, conditioning, scale, check_finite)
     check_adaptive(field, gradient, scale)
@@ -147,7 +148,8 @@ def _backsolved(
     device = state[0].device
     autocast = autocast_of(device)
     before, fixed = random_state(device), buffers(call.field)
-    values = copies(fixed) if looked_at(call.field, device) else {}
+    looks = torch.is_grad_enabled() and looked_at(call.field, state)
+    values = copies(fixed) if looks else {}
     own = own_parameters(call.field)
     extra = Conditioning(call.conditioning)
     # As views, so that hooks on parameters see whole gradients only; lent to every evaluation,

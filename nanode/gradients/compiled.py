@@ -311,7 +311,7 @@ def _attributes(
             if kind is bool or kind is str:
                 settings.append(value)
             elif kind is float or kind is int:
-                if name != "updates":
+                if name not in ("updates", "reset_at"):
                     numbers += (kind, value)
             elif isinstance(value, Tensor):
                 tensors.append(value)

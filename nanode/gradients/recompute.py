@@ -25,7 +25,7 @@ from nanode.gradients.precision import as_cast, autocast_of
 from nanode.gradients.problem import Plan, Problem, own_parameters
 from nanode.gradients.pullback import ends_of
 from nanode.gradients.randomness import as_drawn, equal_states, random_state
-from nanode.gradients.repeats import Tensors, compare, looked_at
+from nanode.gradients.repeats import Tensors, differ, looked_at, warn
 from nanode.gradients.snapshot import Snapshot, buffers, copies, moved, rewritten
 from nanode.solvers.stepper import Carry, State
 from nanode.stages import Stages
@@ -68,9 +68,7 @@ class Recomputing(Gradient):
         inputs = (*x, *problem.conditioning.tensors, *parameters.values())
         job = Job(self, problem, len(x), list(parameters))
         job.repeats = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
-        job.compares = (
-            job.repeats and problem.evaluator is None and looked_at(plan.field, x[0].device)
-        )
+        job.compares = job.repeats and problem.evaluator is None and looked_at(plan.field, x)
         before = buffers(plan.field)
         values = copies(before) if job.compares else {}
         flat = _Solve.apply(job, *inputs)
@@ -200,9 +198,19 @@ class Job:
 
         return wanted, self.problem.march(self.first, self.problem.open(self.first, x), note)
 
-    def compare(self, found: Tensors, expected: Tensors, begin: Tensors, hint: str = "") -> None:
+    def compare(
+        self,
+        found: Tensors,
+        expected: Tensors,
+        begin: Tensors,
+        others: Tensors = (),
+        hint: str = "",
+    ) -> None:
         """Warn if a piece of the solve that was run again ended somewhere else."""
-        compare(found, expected, begin, self.autocast[0], self.method, hint)
+        share = differ(found, expected, begin, self.autocast[0], others)
+        if share is not None:
+            self.compares = False
+            warn(share, self.plan.field, self.method, hint)
 
     def drew(self) -> bool:
         """Whether the field drew random numbers so far."""

@@ -64,7 +64,7 @@ class Reversal(Recomputing):
         plan, stepper = job.plan, job.plan.stepper
         assert isinstance(stepper, Invertible)
         carry: Carry = tuple(kept)
-        ended = sample(carry[0]) if job.begun else ()
+        ended = middle = sample(carry[0]) if job.begun else ()
         flowing: list[Tensor | None] = [None] * len(flatten(carry))
         tape = _Tape(ledger)
         for k in reversed(range(plan.grid.steps)):
@@ -76,10 +76,12 @@ class Reversal(Recomputing):
                 end = stepper.step(job.problem.local(tape.replay, k), plan.widths[k], start)
             flowing = vjp(flatten(end), flatten(start), flowing)
             tape.drop(stepper.first_stage(k))
+            if job.begun and k == plan.grid.steps // 2:
+                middle = sample(carry[0])
         if job.begun:
             found = sample(carry[0])
             begun = [now.new_tensor(then) for now, then in zip(found, job.begun, strict=True)]
-            job.compare(found, begun, ended, LOSES)
+            job.compare(found, begun, ended, middle, LOSES)
         x = leaves(carry[0])
         with torch.enable_grad():
             opened = job.problem.open(tape.replay, x)

@@ -12,6 +12,11 @@ from nanode.trajectories.trajectory import version
 
 #: By name: a buffer, and how often it had been changed.
 Buffers = dict[str, tuple[Tensor, int]]
+COMPARABLE = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64, torch.bool, torch.uint8),
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+}
 #: Buffers of so many numbers are compared by their values too.
 SMALL = 16_384
 
@@ -80,8 +85,18 @@ def keep(field: Field) -> Callable[[], None]:
 
 def copies(found: Buffers) -> dict[str, Tensor]:
     """The values of small buffers, for ``rewritten``."""
-    small = {name: b for name, (b, _) in found.items() if b.numel() <= SMALL}
-    return {name: b.clone() for name, b in small.items() if b.layout is torch.strided}
+    small = {name: b for name, (b, _) in found.items() if is_plain(b) and b.numel() <= SMALL}
+    return {name: b.clone() for name, b in small.items()}
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is no tensor of a special kind, and can be compared number by number."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_meta or tensor.is_nested)
+        and tensor.dtype in COMPARABLE
+    )
 
 
 def rewritten(found: Buffers, values: dict[str, Tensor]) -> str | None:

@@ -82,9 +82,11 @@ class Tree(nn.Module):
         for path in self._paths:
             branch, _, leaf = path.rpartition(".")
             node = self.get_submodule(branch)
-            # Nobody calls a branch; what waits for that, as torch's pruning does, is due here.
-            for key, hook in node._forward_pre_hooks.items():
-                hook(node, (), *([{}] if key in node._forward_pre_hooks_with_kwargs else []))
+            # Nobody calls a branch. What makes a weight before a call, as torch's pruning and its
+            # older norms of weights do, is due here.
+            for hook in node._forward_pre_hooks.values():
+                if getattr(hook, "_tensor_name", getattr(hook, "name", None)) == leaf:
+                    hook(node, ())
             yield path, getattr(node, leaf)
 
     def __getitem__(self, path: str) -> Tensor:

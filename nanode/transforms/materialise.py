@@ -203,9 +203,15 @@ def _plain_norm(norm: BatchNorm, stage: Stage) -> Norm:
     found = Norm(norm.features, norm.eps, norm.momentum, norm.affine)
     if norm.affine:
         found.weight, found.bias = norm.weight, norm.bias
-    if not norm.times:
-        return found.train(norm.training)  # no solve has made room for any
-    mean, var = norm.statistics(stage)
+    if norm.times:
+        mean, var = norm.statistics(stage)
+    elif len(norm.running_mean) == 1:  # those of a plain norm, for all times
+        mean, var = norm.running_mean[0], norm.running_var[0]
+    else:
+        mean, var = (
+            norm.running_mean.new_zeros(norm.features),
+            norm.running_var.new_ones(norm.features),
+        )
     found.running_mean, found.running_var = mean.detach().clone(), var.detach().clone()
     assert found.num_batches_tracked is not None
     found.num_batches_tracked = found.num_batches_tracked.to(mean.device)

@@ -7,6 +7,7 @@ mean and unbiased variance, and the rest of what was there.
 import copy
 import warnings
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -396,19 +397,33 @@ def test_statistics_are_interpolated_between_times_that_no_rounding_joins():
     torch.testing.assert_close(norm.running_mean[:, 0], expected)
 
 
-def test_training_over_one_interval_and_then_another_warns():
+@pytest.mark.parametrize("solver", [nanode.Euler(), nanode.RK4(), nanode.Leapfrog()], ids=repr)
+@pytest.mark.parametrize("second", [(0.5, 1.0), (1.0, 0.5), (-0.5, 0.0)])
+def test_training_over_one_interval_and_then_another_warns(solver, second):
     field = nanode.TimeVarying(
-        nn.Sequential(nanode.BatchNorm(1), nn.Linear(1, 1)), nanode.Legendre(2)
+        nn.Sequential(nanode.BatchNorm(1), nn.Linear(1, 1)),
+        nanode.Legendre(2, interval=(-1.0, 1.0)),
     )
-    x = torch.randn(8, 1)
+    solve = partial(nanode.odeint, field, torch.randn(8, 1), solver=solver)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for steps, interval in ((3, (0, 0.5)), (6, (0, 0.5)), (4, (0.5, 0)), (4, (0.2, 1))):
-            nanode.odeint(field, x, steps=steps, interval=interval)
-    nanode.odeint(field, x, steps=3, interval=(0, 0.5))
-    with pytest.warns(UserWarning, match=r"from t = 0 to 0\.3333 is trained from 0\.5 to"):
-        nanode.odeint(field, x, steps=3, interval=(0.5, 1))
-    field.eval()
+            solve(steps=steps, interval=interval)
+        solve(steps=3, interval=(0, 0.5))
+        field.eval()
+        solve(steps=3, interval=second)
+        field.train()
+        field.module[0].reset_running_stats()
+        solve(steps=3, interval=(-1, -0.5))  # begun anew
+        field.module[0].reset_running_stats()
+    solve(steps=3, interval=(0, 0.5))
+    with pytest.warns(UserWarning, match="trained over one interval is now trained over another"):
+        solve(steps=3, interval=second)
+
+
+def test_a_single_step_forth_and_back_is_one_interval():
+    field = nanode.TimeVarying(nanode.BatchNorm(1), nanode.Legendre(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        nanode.odeint(field, x, steps=3, interval=(0, 0.4))
+        for interval in ((0, 1), (1, 0)):
+            nanode.odeint(field, torch.randn(8, 1), steps=1, interval=interval)

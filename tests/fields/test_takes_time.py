@@ -1,5 +1,6 @@
 """Modules that are called with the time, and fields inside functions of the user's own."""
 
+import functools
 import math
 import warnings
 
@@ -141,7 +142,28 @@ def test_parameters_named_in_the_other_order(make):
     assert found[0].filename == __file__
 
 
-@pytest.mark.parametrize("names", ["t, x", "time, t", "x, y", "a, *rest", "*all"])
+def test_what_a_function_wraps_may_have_another_order():
+    @functools.wraps(state_first)
+    def ours(t, x):
+        return state_first(x, t)
+
+    class Odd:
+        @property
+        def __signature__(self):
+            raise RuntimeError("none")
+
+        def __call__(self, t, x):
+            return -x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for field in (ours, Odd()):
+            nanode.odeint(field, torch.ones(2), steps=2)
+
+
+@pytest.mark.parametrize(
+    "names", ["t, x", "s, t", "tau, time", "time, t", "x, y", "a, *rest", "*all"]
+)
 def test_other_names_say_nothing(names):
     field = eval(f"lambda {names}: torch.zeros(2)")
     with warnings.catch_warnings():

@@ -284,6 +284,20 @@ def test_the_statistics_of_a_module_at_a_time():
     torch.testing.assert_close(between, norm.running_mean[1:3].mean(0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_of_a_plain_norm_hold_at_all_times(dtype):
+    plain = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).to(dtype)
+    x = torch.randn(64, 3, dtype=dtype) + 2
+    for _ in range(50):
+        plain(x)
+    plain.eval()
+    expected = plain(x)
+    field = nanode.TimeVarying(nanode.convert_norms(plain), nanode.Legendre(2)).eval()
+    torch.testing.assert_close(nanode.module_at(field, 0.3)(x), expected)
+    fresh = nanode.TimeVarying(nanode.BatchNorm(3).to(dtype), nanode.Legendre(2))
+    assert nanode.module_at(fresh, 0.3)(x).dtype == dtype
+
+
 def test_a_module_at_a_time_refuses():
     with pytest.raises(ValueError, match="takes a field or an ODEBlock, got Linear"):
         nanode.module_at(nn.Linear(3, 3), 0.3)
