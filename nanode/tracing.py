@@ -11,7 +11,7 @@ def traced() -> bool:
     """
     if torch.compiler.is_dynamo_compiling():
         return True
-    return torch.compiler.is_exporting() and torch._guards.TracingContext.try_get() is not None
+    return _exporting() and torch._guards.TracingContext.try_get() is not None
 
 
 def written_out() -> bool:
@@ -21,7 +21,14 @@ def written_out() -> bool:
     ``torch.jit.trace``, which can't look into one.
     """
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return tracing or (torch.compiler.is_exporting() and traced())
+    return tracing or (_exporting() and traced())
+
+
+def _exporting() -> bool:
+    """Whether something is being exported, in whatever thread."""
+    # The function is true for torch 2.11's compiler wherever it traces, the flag isn't.
+    flag: bool | None = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
 
 
 def untraceable() -> tuple[type[Exception], ...]:

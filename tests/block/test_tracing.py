@@ -167,3 +167,23 @@ def test_compiled_with_random_features():
     other = nanode.RandomFourier(3, seed=2)
     field.trajectory.basis.load_state_dict(other.state_dict())
     assert (compiled(x) - block(x)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("gradient", "solver"),
+    [(nanode.Checkpointed(), nanode.Euler()), (nanode.Reversal(), nanode.Leapfrog())],
+    ids=repr,
+)
+def test_compiled_models_recompute_as_they_were_told(gradient, solver):
+    """A plain loop in their place would hold every activation."""
+    field = nanode.TimeVarying(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nanode.Legendre(2))
+    model = nn.Sequential(nn.Linear(3, 3), nanode.ODEBlock(field, 4, solver, gradient))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    x = torch.randn(2, 3)
+    assert torch.equal(torch.compile(model, backend=backend)(x), model(x))
+    assert "tanh" not in "".join(graphs)
