@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import nanode
