@@ -55,25 +55,10 @@ def solve_adaptively(
     check_finite: bool = False,
 ) -> tuple[Any, Evaluations]:
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
-    problem = field, x, interval, at, solver, gradient, conditioning, scale, check_finite
-    if not traced() or written_out():
-        return _solved(*problem)
-    # How many steps there are depends on values, which no graph holds.
-    found: tuple[Any, Evaluations] = torch.compiler.disable(_solved)(*problem)
-    return found
-
-
-def _solved(
-    field: Field,
-    x: Any,
-    interval: tuple[float, float],
-    at: Sequence[float] | Tensor | None,
-    solver: Adaptive,
-    gradient: Gradient,
-    conditioning: tuple[Any, ...],
-    scale: float,
-    check_finite: bool,
-) -> tuple[Any, Evaluations]:
+    if traced() and not written_out():
+        # How many steps there are depends on values, which no graph holds.
+        alone: Callable[..., tuple[Any, Evaluations]] = torch.compiler.disable(solve_adaptively)
+        return alone(field, x, interval, at, solver, gradient, conditioning, scale, check_finite)
     check_adaptive(field, gradient, scale)
     parts, structure = tree_flatten(x)
     state = checked_state(parts, field.modules())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nanode.analysis import measure_memory
 from nanode.bases import Basis
 from nanode.block import ODEBlock, flows, uncompiled
+from nanode.gradients.randomness import undrawn
 from nanode.training.records import Costs, Flow
 from nanode.training.setup import Setup, compiled
 from nanode.trajectories import Hypernetwork, Orthogonal
@@ -56,8 +57,7 @@ def _motions(field: nn.Module) -> Iterator[str]:
 def measure_costs(setup: Setup) -> Costs:
     """Bytes of one training step on one batch, by a copy of the setup's model."""
     images, labels = setup.batches.batch(0, 0)
-    devices = [images.device] if images.is_cuda else []
-    with torch.random.fork_rng(devices):
+    with undrawn([images.device]):
         model = copy.deepcopy(setup.model).train()
 
         def loss() -> Tensor:

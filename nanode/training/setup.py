@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nanode.data import Augmentation, Batches, Crop, Cutout, Flip, ImageData, Images, load
 from nanode.data.source import show_progress
+from nanode.gradients.randomness import undrawn
 from nanode.models import create
 from nanode.models.flows import SOLVERS
 from nanode.solvers import Invertible
@@ -230,8 +231,7 @@ def warm(model: nn.Module, fabric: "Fabric", *inputs: Any) -> None:
     # Models of earlier runs in this process share code with this one, and torch compiles a piece
     # of code for a few models only before it gives up and runs it uncompiled.
     torch.compiler.reset()
-    devices = [fabric.device] if fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), fabric.autocast():
+    with undrawn([fabric.device]), fabric.autocast():
         model.eval()(*inputs)
     model.train()
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nanode.block import flows, uncompiled
 from nanode.fields import TimeVarying
+from nanode.gradients.randomness import undrawn
 from nanode.training.costs import costs_of_step
 from nanode.training.decay import stored_weights
 from nanode.training.video.records import VideoCosts
@@ -18,8 +19,7 @@ from nanode.training.video.setup import VideoSetup
 def measure_video_costs(setup: VideoSetup) -> VideoCosts:
     """Bytes of one training step on one batch, by a copy of the setup's model, not compiled."""
     frames = setup.batch(0)
-    devices = [frames.device] if frames.is_cuda else []
-    with torch.random.fork_rng(devices):
+    with undrawn([frames.device]):
         model = copy.deepcopy(setup.model).train()
         for part in model.modules():
             if isinstance(part, nn.LSTM):
