@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from nanode.experiments.plan import DATA, Options, Planned, changed, standing
-from nanode.experiments.table1 import (
+from nanode.experiments.table1 import main_columns
+from nanode.experiments.table1_runs import (
     candidates,
     choice,
-    main_columns,
     no_choice,
     own,
     shared,

@@ -12,7 +12,7 @@ from typing import Any
 from nanode.experiments.measurements import TOLERANCE, fewest_steps, measured
 from nanode.experiments.plan import Options, Planned, configured, standing
 from nanode.experiments.selection import HELD_OUT, TESTED, error_text
-from nanode.experiments.table1 import shared
+from nanode.experiments.table1_runs import shared
 from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, verdict
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page

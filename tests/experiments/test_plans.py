@@ -11,7 +11,7 @@ import nanode.training.setup
 from nanode.data import load
 from nanode.experiments import EXPERIMENTS, Options, fitted_orders, reproduce, tested_orders
 from nanode.experiments.memory import EVALUATIONS, FILE, METHODS
-from nanode.experiments.table1 import candidates, shared
+from nanode.experiments.table1_runs import candidates, shared
 from nanode.models import create
 from nanode.training import RunRecord
 

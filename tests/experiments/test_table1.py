@@ -8,11 +8,12 @@ import pytest
 from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.plan import standing
 from nanode.experiments.selection import Candidate
-from nanode.experiments.table1 import (
+from nanode.experiments.table1_runs import (
     DEEP,
     OTHERS,
     PAPER,
     RATES,
+    RECHOSEN,
     candidates,
     choice,
     own,
@@ -67,14 +68,14 @@ def options():
     return Options(budget="full", seeds=2)
 
 
-def decide(options, root, write, model, accuracies, other=0.0):
+def decide(options, root, write, model, accuracies, other=0.0, data=None):
     """Write all candidates of a row: validation accuracies by rate, and one of scale 3.
 
     Test accuracies would choose the opposite.
     """
-    for run, candidate in candidates(model, options, root)[: len(RATES)]:
+    for run, candidate in candidates(model, options, root, data)[: len(RATES)]:
         write(run, validation=accuracies[candidate.lr], test=1 - accuracies[candidate.lr])
-    scales = candidates(model, options, root)[len(RATES) :]
+    scales = candidates(model, options, root, data)[len(RATES) :]
     assert len(scales) == len(scales_of(model)) - 1  # the row's own was there already
     for run, candidate in scales:
         accuracy = other if candidate.scale == 3 else 0.0
@@ -85,7 +86,7 @@ def test_candidates_never_see_test_images(options):
     found = [run for run in TABLE1.plan(options) if "/select/" in run.name]
     assert found
     assert not any(run.config.test for run in found)
-    assert {run.config.data for run in found} == {"cifar10"}
+    assert {run.config.data for run in found if run.config.model not in RECHOSEN} == {"cifar10"}
     # The shared run is a candidate, too: it isn't trained twice.
     assert [c.lr for _, c in candidates("auto", options, None)] == list(RATES)
     names = [run.name for run, _ in candidates("auto", options, None)]
@@ -125,6 +126,56 @@ def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
         assert (run.config.optimizer.lr, run.config.options["scale"]) == (1.0, 3.0)
     assert {run.config.epochs for run in long} == {45}
     assert {run.config.validation for run in long} == {0}  # nothing is left to choose
+
+
+def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write):
+    """Their longer runs stand in a column of their own, beside those of CIFAR-10's choice."""
+
+    def lines(word):
+        (page,) = TABLE1.report(tmp_path, tmp_path, options)
+        text = page.read_text(encoding="utf-8")
+        return [line for line in text.splitlines() if word in line]
+
+    here, there = Candidate(lr=1.0, scale=3.0), Candidate(lr=0.4, scale=3.0)
+    best_here = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
+    decide(options, tmp_path, write, "t-nanode-10", best_here, other=0.75)
+    (long,) = (r for r in TABLE1.plan(options, tmp_path) if "/cifar100/long/t-" in r.name)
+    assert long.name.endswith(f"{here}/seed0")
+    write(long, test=0.5)
+    assert not lines("cifar100/long/t-nanode-10")  # nothing more to come, so far as is known
+    write(candidates("t-nanode-10", options, tmp_path, "cifar100")[1][0])
+    (row,) = [line for line in lines("| t-nanode-10 | 66.49") if "50.00 (seed 0)" in line]
+    assert row.endswith("| 50.00 (seed 0) |")  # a choice that is open has no column yet
+    best_there = {0.1: 0.5, 0.4: 0.7, 1.0: 0.6, 2.5: 0.3}
+    decide(options, tmp_path, write, "t-nanode-10", best_there, other=0.75, data="cifar100")
+    assert choice("t-nanode-10", options, tmp_path) == here
+    assert choice("t-nanode-10", options, tmp_path, "cifar100") == there
+    plan = [run for run in TABLE1.plan(options, tmp_path) if "/long/t-" in run.name]
+    assert {run.name for run in plan} == {
+        f"table1/cifar10/long/t-nanode-10/{here}/seed0",
+        f"table1/cifar100/long/t-nanode-10/{here}/seed0",
+        f"table1/cifar100/long/t-nanode-10/{there}/seed0",
+    }
+    assert {(run.config.epochs, run.config.validation) for run in plan} == {(45, 0)}
+    (run,) = (run for run in plan if f"{there}" in run.name)
+    assert (run.config.optimizer.lr, run.config.options["scale"]) == (0.4, 3.0)
+    write(run, test=0.6875)
+    (row,) = lines("| t-nanode-10 | 66.49")
+    assert row.endswith("| 50.00 (seed 0) | 68.75 (seed 0) |")
+    assert lines("t-nanode-10, CIFAR-100, longer run") == [
+        "| t-nanode-10, CIFAR-100, longer run, per cent | ≥ 68.5 | 50.00 (seed 0) | "
+        "**did not hold** |"
+    ]
+    assert lines("the same, chosen on CIFAR-100") == [
+        "| the same, chosen on CIFAR-100 | ≥ 68.5 | 68.75 (seed 0) | held |"
+    ]
+    (chosen,) = lines("| t-nanode-10, CIFAR-100 | ")
+    assert chosen.endswith(f"| {there} |")
+    # Where only the main data set is meant there is nothing to choose anew.
+    alone = TABLE1.plan(replace(options, data=("cifar10",)), tmp_path)
+    assert not any("cifar100" in run.name for run in alone)
+    (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, data=("cifar10",)))
+    assert "chosen there" not in page.read_text(encoding="utf-8")
 
 
 def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, write):
@@ -219,12 +270,15 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
         for run, _ in candidates(model, options, tmp_path):
             write(run, status="failed")
         assert choice(model, options, tmp_path) is None
+    for model in RECHOSEN:
+        for run, _ in candidates(model, options, tmp_path, "cifar100"):
+            write(run, status="failed")
     # That is the end of it: nothing follows from such a choice.
     (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget="short"))
     text = page.read_text(encoding="utf-8")
     assert "still open" not in text
     assert "left to the longer run" not in text  # which won't come
-    assert text.count("none: every candidate failed") == len((*PAPER, DEEP))
+    assert text.count("none: every candidate failed") == len((*PAPER, DEEP, *RECHOSEN))
 
 
 def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
@@ -257,6 +311,10 @@ def test_what_is_undecided_is_said(options, tmp_path, write):
     assert "Further runs follow from choices that are still open." in page("short")
     for model in (*PAPER, DEEP):
         decide(options, tmp_path, write, model, {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
+    assert "choices that are still open" in page("short")  # those of CIFAR-100
+    for model in RECHOSEN:
+        accuracies = {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3}
+        decide(options, tmp_path, write, model, accuracies, data="cifar100")
     assert "choices that are still open" not in page("short")
     assert "choices that are still open" in page("full")  # others are tuned, too
     assert "The tiny variant" in page("tiny")

@@ -6,7 +6,7 @@ import pytest
 
 from nanode.experiments import EXPERIMENTS, Options
 from nanode.experiments.selection import Candidate
-from nanode.experiments.table1 import candidates
+from nanode.experiments.table1_runs import candidates
 from nanode.reports.marks import Mark
 from nanode.reports.records import Cell
 from nanode.training import Metrics, RunRecord
