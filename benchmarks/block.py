@@ -103,17 +103,23 @@ class Field(nn.Module):
         return bottleneck(x, weights, self.case)
 
 
+def times_of(steps: int, x: Tensor) -> Tensor:
+    """t_k = k / K beside x. In float64, rounded once: k/K in float32 would be rounded twice."""
+    return (torch.arange(steps, dtype=torch.float64) / steps).to(x)
+
+
 def euler(
-    field: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int, step: Callable | None = None
+    field: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    times: Tensor,
+    step: Callable | None = None,
 ) -> Tensor:
-    """x ← x + f(t_k, x) / K at t_k = k / K; ``step`` may wrap one step (checkpointing)."""
+    """x ← x + f(t_k, x) / K at K times; ``step`` may wrap one step (checkpointing)."""
 
     def advance(t: Tensor, x: Tensor) -> Tensor:
-        return x + field(t, x) / steps
+        return x + field(t, x) / len(times)
 
-    # In float64, rounded once: k/K in float32 arithmetic would be a second rounding.
-    times = torch.arange(steps, dtype=torch.float64) / steps
-    for t in times.to(x):
+    for t in times:
         x = advance(t, x) if step is None else step(advance, t, x)
     return x
 
@@ -127,7 +133,7 @@ def reference(
     x0 = torch.from_numpy(arrays["x0"]).to(device, torch.float64).requires_grad_()
     cotangent = torch.from_numpy(arrays["cotangent"]).to(device, torch.float64)
     recompute = lambda step, t, x: checkpoint(step, t, x, use_reentrant=False)  # noqa: E731
-    y = euler(field, x0, steps, recompute)
+    y = euler(field, x0, times_of(steps, x0), recompute)
     leaves = {"x0": x0, **field.leaves()}
     gradients = torch.autograd.grad(y, list(leaves.values()), cotangent)
     return {name: g.cpu().numpy() for name, g in zip(leaves, gradients, strict=True)}

@@ -34,6 +34,7 @@ NANODE = (
 TORCH = (
     "torch-loop",
     "torch-loop-compiled",
+    "torch-loop-captured",
     "torchdiffeq-odeint",
     "torchdiffeq-adjoint",
     "torchode-autodiff",

@@ -1,13 +1,14 @@
 """The PyTorch peers, each called as its own documentation says.
 
-Every function takes the field and K and returns the solve x0 ↦ x(1). All run eagerly but one.
+Every function takes the field and K and returns the solve x0 ↦ x(1). All run eagerly but those that
+say otherwise.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from block import Field, euler
+from block import Field, euler, times_of
 from torch import Tensor, nn
 
 Solve = Callable[[Tensor], Tensor]
@@ -15,18 +16,57 @@ Solve = Callable[[Tensor], Tensor]
 
 def torch_loop(field: Field, steps: int) -> Solve:
     """The reference's Euler loop in the measured dtype, every activation stored by autograd."""
-    return lambda x: euler(field, x, steps)
+    return lambda x: euler(field, x, times_of(steps, x))
 
 
 def torch_loop_compiled(field: Field, steps: int) -> Solve:
     """The same loop with f compiled, once for all steps."""
+    compiled = _compiled(field)
+    return lambda x: euler(compiled, x, times_of(steps, x))
+
+
+def torch_loop_captured(field: Field, steps: int) -> Solve:
+    """The compiled loop as two CUDA graphs, one a pass: the host launches no step by itself."""
+    graphs: list[Callable[[Tensor], Tensor]] = []
+    evaluations = 0
+
+    class Loop(nn.Module):
+        """As a module, so that graphs are captured with its parameters."""
+
+        def __init__(self, times: Tensor):
+            super().__init__()
+            self.field, self.compiled = field, _compiled(field)
+            self.register_buffer("times", times)
+
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal evaluations
+            before = field.evaluations
+            y = euler(self.compiled, x, self.times)
+            evaluations = field.evaluations - before
+            return y
+
+    def solve(x: Tensor) -> Tensor:
+        if x.device.type != "cuda":
+            raise ValueError("CUDA graphs need a CUDA device")
+        if not graphs:
+            loop, sample = Loop(times_of(steps, x)), torch.randn_like(x).requires_grad_()
+            graphs.append(torch.cuda.make_graphed_callables(loop, (sample,)))
+        y = graphs[0](x)
+        field.evaluations = evaluations  # of the captured pass: a replay calls nothing
+        return y
+
+    return solve
+
+
+def _compiled(field: Field) -> Callable[[Tensor, Tensor], Tensor]:
+    """f compiled, and counted outside of what is compiled."""
     value = torch.compile(field.value, fullgraph=True)
 
     def counted(t: Tensor, x: Tensor) -> Tensor:
         field.evaluations += 1
         return value(t, x)
 
-    return lambda x: euler(counted, x, steps)
+    return counted
 
 
 def _interval(x: Tensor) -> Tensor:
@@ -100,6 +140,7 @@ def _torchdyn(field: Field, steps: int, sensitivity: str) -> Solve:
 SYSTEMS: dict[str, Callable[[Field, int], Solve]] = {
     "torch-loop": torch_loop,
     "torch-loop-compiled": torch_loop_compiled,
+    "torch-loop-captured": torch_loop_captured,
     "torchdiffeq-odeint": torchdiffeq_odeint,
     "torchdiffeq-adjoint": torchdiffeq_adjoint,
     "torchode-autodiff": partial(_torchode, joint=False),

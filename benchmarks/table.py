@@ -40,8 +40,8 @@ named in the row).
 An exact method shows about 1e-7 in float32, or 1e-5 to 1e-3 where rounding opens or shuts a \
 single ReLU at its kink (in float64 the same solve shows 1e-15).
 In bfloat16 rounding alone gives a few 1e-2.
-PyTorch rows run eagerly but for those named compiled, diffrax rows are compiled; there, backward \
-is total minus forward.
+PyTorch rows run eagerly but for those named compiled or captured; diffrax rows are compiled, and \
+their backward is total minus forward.
 floor: bytes that evaluations so arranged must move (counted in floor.py) at the speed of a copy \
 here, or their arithmetic at that of a large product, whichever takes longer; first: the first \
 call, compilation included.
