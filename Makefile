@@ -42,9 +42,10 @@ pytest: $(STAMP)
 	TRITON_INTERPRET=1 $(BIN)/pytest -n $(WORKERS) -m "not gpu" tests/kernels
 
 # On a machine with a GPU, with whatever torch is installed there. Only files with such tests are
-# opened: others may want extras that such a machine lacks.
+# opened: others may want extras that such a machine lacks. Much of the time is compilation's, so
+# that several processes share one GPU well: WORKERS=4 on a large one.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='*.py' 'mark\.gpu' tests)
+	grep -rl --include='*.py' 'mark\.gpu' tests | xargs -P $(WORKERS) -n 1 $(PYTHON) -m pytest -m gpu -p no:cacheprovider
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/weight_table.py
