@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nanode.fields import Callback, Field, as_field, prepare_norms
-from nanode.fields.field import refuse_running_statistics
 from nanode.fields.norms import BatchNorm
+from nanode.fields.running_statistics import refuse_running_statistics
 from nanode.fields.walk import parts_of
 from nanode.gradients import Backprop, Gradient, Plan, Problem
 from nanode.gradients.adaptively import solve_adaptively

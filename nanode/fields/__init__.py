@@ -1,6 +1,7 @@
 """f(t, x): modules whose weights move, and fields to compare them with."""
 
-from nanode.fields.field import Autonomous, Callback, Field, Weights, as_field
+from nanode.fields.callback import Callback, as_field
+from nanode.fields.field import Autonomous, Field, Weights
 from nanode.fields.gated import Gated
 from nanode.fields.norms import BatchNorm, convert_norms, prepare_norms
 from nanode.fields.time_appended import TimeAppended

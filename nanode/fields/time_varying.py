@@ -10,14 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nanode.bases import Basis
-from nanode.fields.field import (
-    ModuleField,
-    Weights,
-    check_module,
-    check_norms,
-    takes_two,
-    warn_of_order,
-)
+from nanode.fields.field import ModuleField, Weights, check_module, check_norms
+from nanode.fields.functions import takes_two, warn_of_order
 from nanode.fields.swap import Lender, alone, refuse_lent
 from nanode.stages import Side, Stages
 from nanode.trajectories import (

@@ -15,7 +15,8 @@ from torch.nn.utils import parametrize
 
 from nanode.block import ODEBlock, augmented
 from nanode.fields import BatchNorm, Field, Gated
-from nanode.fields.field import ModuleField, Weights, by_position, time_for
+from nanode.fields.field import ModuleField, Weights, time_for
+from nanode.fields.functions import by_position
 from nanode.fields.gated import mixed
 from nanode.fields.swap import StageAware, put
 from nanode.fields.walk import replaced
