@@ -65,7 +65,7 @@ figures: $(STAMP)
 docs: $(DOCS_STAMP)
 	rm -rf build/docs
 	mkdir -p build/docs/results
-	cp -r docs/images docs/reference build/docs
+	cp -r docs/images docs/reference docs/site.css build/docs
 	cp results/*.md results/*.png results/*.gif build/docs/results
 	for page in docs/*.md; do sed 's#](\.\./#](#g' $$page > build/$$page; done
 	$(BIN)/python -m doctest docs/docstrings.py
