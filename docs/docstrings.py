@@ -1,7 +1,7 @@
 r"""Docstrings for the site: what they say in reStructuredText and in comments, as Markdown.
 
 >>> markdown("Size :math:`d`.")  # doctest: +ELLIPSIS
-'Size <math ... display="inline"><mrow><mi>d</mi></mrow></math>.'
+'Size <span><math ... display="inline"><mrow><mi>d</mi></mrow></math></span>.'
 >>> markdown(".. math:: d +\n          1\n\nNext.")  # doctest: +ELLIPSIS
 '<math ... display="block"><mrow><mi>d</mi>...<mn>1</mn></mrow></math>\n\nNext.'
 >>> markdown("Like so:\n\n>>> 1 + 1  # doctest: +SKIP\n2\n\nNext.")
@@ -37,7 +37,8 @@ def above(attribute: Attribute) -> str:
 
 def markdown(text: str) -> str:
     """Formulas as MathML, which browsers typeset without a script; examples in fences."""
-    text = re.sub(r":math:`([^`]+)`", lambda found: convert(found[1]), text)
+    # A line that begins with a formula would be a paragraph of its own.
+    text = re.sub(r":math:`([^`]+)`", lambda found: f"<span>{convert(found[1])}</span>", text)
     # A formula goes on to the next line that is neither indented nor empty, an example to the next
     # empty one.
     formula = re.compile(r"^\.\. math::(.*(?:\n(?: +.*)?)*)", re.MULTILINE)
