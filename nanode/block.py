@@ -39,11 +39,14 @@ class ODEBlock(nn.Module):
         field: a ``Field``, or any callable ``f(t, x, *conditioning)``.
         steps: how many equal steps, or a ``Schedule`` (not with an adaptive solver). By default
             one step between each two times of ``at``.
-        solver: a stepper, or ``Adaptive()``.
-        gradient: how to differentiate: ``Backprop()``, ``Checkpointed()``, ``Reversal()`` …
-        scale: s above; ``scale=steps`` on an interval of length 1 is a residual network.
-        augment: how many zero features to append to x before the solve, along ``augment_axis``
-            (as in augmented neural ODEs); the output has them too.
+        solver: a stepper (``Euler()`` by default) or ``Adaptive()``.
+        gradient: how to differentiate: ``Backprop()`` by default, ``Checkpointed()``,
+            ``Reversal()`` …
+        scale: s above; ``scale=steps`` on an interval of length 1 makes an Euler step a residual
+            layer.
+        augment: how many zero features to append to x before the solve (as in augmented neural
+            ODEs); the output has them too.
+        augment_axis: the axis of x along which they are appended.
         interval: from where to where; by default the ends of ``at``, also of one set later, or else
             the field's own interval, or those of ``steps=Given(...)``, or (0, 1).
         at: times at which states are wanted; the output then has a leading axis.

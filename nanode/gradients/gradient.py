@@ -7,17 +7,15 @@ from nanode.solvers.stepper import State
 
 
 class Gradient(ABC):
-    """Runs a solve and differentiates it. What all share, and how they differ:
+    """Runs a solve and differentiates it.
 
-    =============  =========================  ==========================  =========================
-    method         gradient                   states held for backward    evaluations in backward
-    =============  =========================  ==========================  =========================
-    Backprop       exact                      all, with f's activations   none
-    Checkpointed   exact                      √K by default               one a stage
-    Reversal       exact up to rounding       one; two (ReversibleHeun)   one a stage
-    Backsolve      that of the continuous     one                         one a stage
-                   problem, inexact
-    =============  =========================  ==========================  =========================
+    - ``Backprop``: exact; all states and f's activations are held, nothing is evaluated twice.
+    - ``Checkpointed``: exact; √K states are held by default.
+    - ``Reversal``: exact up to rounding; one state is held, two by ``ReversibleHeun``.
+    - ``Backsolve``: that of the continuous problem, inexact; one state is held.
+
+    All but ``Backprop`` evaluate f once more a stage in the backward pass. Their ``chunk`` makes
+    the table of weights for that many stages at a time; by default it is made for all at once.
     """
 
     def check(self, plan: Plan) -> None:  # noqa: B027 (most methods serve every plan)

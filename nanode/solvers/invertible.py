@@ -102,7 +102,7 @@ class Coupled(Invertible):
     where :math:`\Psi_h(t, x)` is the increment of a step of ``method``; y is the state, z a second
     copy. The method's order is kept, at twice its evaluations a step. ``coupling`` is
     :math:`\lambda`; by default :math:`\lambda = K / (K + c)` for K steps, with c =
-    ``damping``: see the note on stability above.
+    ``damping``. The guide to solvers says what it trades.
     """
 
     def __init__(

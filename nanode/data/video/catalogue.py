@@ -109,17 +109,14 @@ def load(
 ) -> VideoData:
     """The clips called ``name``, whose frames will be made on or sent to ``device``.
 
-    Files are looked for as :func:`nanode.data.load` does, and MNIST's are downloaded if missing.
+    Files are looked for as ``nanode.data.load`` does, and MNIST's are downloaded if missing.
     BAIR's 32 GB never are: without them, the error says what to put where.
 
-    ====================================  ==========================================================
-    ``moving-digits``                     embedded digits, stochastic; needs no file
-    ``moving-mnist``                      MNIST, stochastic
-    ``…-deterministic``                   either, deterministic
-    ``moving-mnist-test``                 the official test file; trains on
-                                          ``moving-mnist-deterministic``
-    ``bair``                              robot pushing, from record files
-    ====================================  ==========================================================
+    - ``moving-digits``: embedded digits, stochastic; needs no file.
+    - ``moving-mnist``: MNIST, stochastic.
+    - ``…-deterministic``: either, deterministic.
+    - ``moving-mnist-test``: the official test file; trains on ``moving-mnist-deterministic``.
+    - ``bair``: robot pushing, from record files.
 
     Options of what is generated: ``digits`` (2) in a sequence, ``seed``, ``train_sequences`` and
     ``test_sequences`` in an epoch (60,000 and 10,000). Of ``bair``: ``view`` (``"aux1"`` or
