@@ -116,8 +116,8 @@ class ChebyshevFigure(Findings):
 
     def figure(self) -> Any:
         """Four panels: the weights, their size, their conditioning, and that of the bases."""
-        figure = new_figure(18, 4)
-        values, sizes, conditions, bases = figure.subplots(1, 4)
+        figure = new_figure(10, 7.5)
+        values, sizes, conditions, bases = figure.subplots(2, 2).ravel()
         for n in range(self.weights.shape[1]):
             values.plot(self.times, self.weights[:, n], color=f"C{n}")
             values.plot(self.times, self.unmapped[:, n], "--", color=f"C{n}", linewidth=0.8)
@@ -135,7 +135,7 @@ class ChebyshevFigure(Findings):
         for ax in (values, sizes):
             ax.set_xlabel("t")
         for ax in (sizes, conditions, bases):
-            ax.legend(fontsize=7)
+            ax.legend(fontsize=8)
         return figure
 
 
