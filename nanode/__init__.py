@@ -72,7 +72,13 @@ if TYPE_CHECKING:
         givens_product,
         smoothness_penalty,
     )
-    from nanode.transforms import materialise, module_at, project, projection_errors
+    from nanode.transforms import (
+        from_layers,
+        materialise,
+        module_at,
+        project,
+        projection_errors,
+    )
 
 __version__ = "0.1.0"
 
@@ -132,6 +138,7 @@ __all__ = [
     "check_gradients",
     "coefficient_penalty",
     "convert_norms",
+    "from_layers",
     "function_penalty",
     "givens_coefficients",
     "givens_product",

@@ -1,7 +1,7 @@
 """A solve written out: one ordinary module an evaluation, and the solver's sums between them.
 
 Nothing moves any more and nothing is lent: layers can be pruned, quantised, exported or trained one
-by one. The other way round, one bucket an evaluation, is ``TimeVarying(module, Bucketed(K))``.
+by one. The way back is ``from_layers``.
 """
 
 import copy
@@ -193,7 +193,7 @@ def _filled(field: Any, weights: Named, stage: Stage, shared: Mapping[int, Any])
     return replaced(module, (BatchNorm,), lambda norm: _plain_norm(norm, stage))
 
 
-class Norm(nn.modules.batchnorm._BatchNorm):
+class Norm(nn.BatchNorm1d):
     """torch's batch norm for an input of any number of axes."""
 
     def _check_input_dim(self, input: Tensor) -> None:

@@ -1,0 +1,148 @@
+"""Residual layers as a flow compute what they did, and come back as they were."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import nanode
+
+DOUBLE = torch.float64
+
+
+class Guided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x, context):
+        return torch.tanh(self.inner(x) + context)
+
+
+MAKES = {
+    "linear": lambda: nn.Linear(3, 3),
+    "norms": lambda: nn.Sequential(
+        nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+    ),
+    "norm alone": lambda: nn.BatchNorm1d(3),
+    "parametrised": lambda: parametrizations.weight_norm(nn.Linear(3, 3)),
+}
+
+
+def stack(make, count=4):
+    """Layers whose norms have seen different batches."""
+    torch.manual_seed(0)
+    layers = [make().to(DOUBLE) for _ in range(count)]
+    for k, layer in enumerate(layers):
+        for _ in range(2):
+            layer((k + 1) * torch.randn(16, 3, dtype=DOUBLE) + k)
+    return layers
+
+
+def residual(layers, x, *conditioning):
+    for layer in layers:
+        x = x + layer(x, *conditioning)
+    return x
+
+
+@pytest.fixture
+def x():
+    return torch.randn(6, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_a_flow_computes_what_the_layers_do(make, count, training, x):
+    layers = [layer.train(training) for layer in stack(make, count)]
+    expected = residual(copy.deepcopy(layers), x)
+    flow = nanode.from_layers(layers)
+    assert torch.allclose(flow(x), expected, rtol=1e-12, atol=1e-12)
+    for own in (*flow.parameters(), *flow.buffers()):
+        own.data.zero_()
+    assert torch.equal(residual(layers, x), expected)  # nothing is shared
+
+
+@pytest.mark.parametrize("method", [nanode.Backprop(), nanode.Checkpointed()])
+def test_gradients_are_those_of_the_layers(method, x):
+    layers = stack(MAKES["norms"])
+    flow = nanode.from_layers(layers, gradient=method)
+    cotangent = torch.randn(x.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+    flow(x).backward(cotangent)
+    residual(layers, x).backward(cotangent)
+    found = flow.field.trajectory.coefficients
+    for name, _ in layers[0].named_parameters():
+        expected = torch.stack([dict(layer.named_parameters())[name].grad for layer in layers])
+        assert torch.allclose(found[name].grad, expected.flatten(1), rtol=1e-9, atol=1e-12), name
+        assert expected.abs().max() > 0
+
+
+def test_statistics_go_on_from_those_of_each_layer(x):
+    layers = stack(MAKES["norms"])
+    flow = nanode.from_layers(layers)
+    residual(layers, x)
+    flow(x)
+    for k, layer in enumerate(layers):
+        for i in (0, 3):
+            norm = flow.field.module[i]
+            assert torch.allclose(norm.running_mean[k], layer[i].running_mean, atol=1e-12)
+            assert torch.allclose(norm.running_var[k], layer[i].running_var, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_there_and_back(make, x):
+    layers = [layer.eval() for layer in stack(make)]
+    written = nanode.materialise(nanode.from_layers(layers))
+    assert len(written.evaluations) == len(layers)
+    for layer, evaluation in zip(layers, written.evaluations, strict=True):
+        assert torch.equal(evaluation(x), layer(x))
+    again = nanode.from_layers(written.evaluations)
+    assert torch.allclose(again(x), residual(layers, x), rtol=1e-12, atol=1e-12)
+
+
+def test_further_inputs_and_modes(x):
+    torch.manual_seed(0)
+    layers = [Guided().to(DOUBLE) for _ in range(3)]
+    flow = nanode.from_layers(iter(layers))
+    assert torch.allclose(flow(x, context=x), residual(layers, x, x), rtol=1e-12)
+    layers = stack(MAKES["norms"])
+    for layer in layers:
+        layer[3].eval()  # frozen statistics in a layer that is trained
+    flow = nanode.from_layers(layers)
+    assert flow.training
+    assert [flow.field.module[i].training for i in (0, 3)] == [True, False]
+    assert torch.allclose(flow(x), residual(layers, x), rtol=1e-12)
+
+
+def frozen():
+    layer = nn.Linear(3, 3)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def masked(mask):
+    layer = nn.Sequential(nn.Linear(3, 3))
+    layer.register_buffer("mask", torch.tensor(mask))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([], "at least one"),
+        ([torch.tanh], "takes the modules"),
+        ([nn.Tanh(), nn.Tanh()], "Tanh has no parameters"),
+        ([nn.Linear(3, 3), nn.Linear(3, 4)], r"layer 1 has Linear\(.*out_features=4.* first has L"),
+        ([nn.Linear(3, 3), nn.Linear(3, 3, bias=False)], "layer 1 has Linear"),
+        ([nn.Sequential(nn.Tanh()), nn.Sequential(nn.ReLU())], r"ReLU\(\) where .* Tanh\(\) \(0\)"),
+        ([nn.Sequential(nn.Tanh()), nn.Sequential(nn.Tanh(), nn.Tanh())], "layer 1 has Tanh"),
+        ([nn.Sequential(nn.Tanh(), nn.Tanh()), nn.Sequential(nn.Tanh())], "None where the first"),
+        ([nn.Linear(3, 3), frozen()], "others that are frozen"),
+        ([masked([1.0]), masked([1.0]), masked([2.0])], "layer 2 has another buffer 'mask'"),
+    ],
+)
+def test_layers_of_several_kinds_are_refused(layers, message):
+    with pytest.raises(ValueError, match=message):
+        nanode.from_layers(layers)
