@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 
 import nanode
 from tests.block.common import EXACT, RECOMPUTING, like, make

@@ -7,8 +7,6 @@ import threading
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch import nn
 from torch.func import functional_call
 

@@ -5,8 +5,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch import nn
 
 import nanode

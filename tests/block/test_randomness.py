@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch import nn
 
 import nanode

@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 

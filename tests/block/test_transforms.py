@@ -1,8 +1,6 @@
 """Functional transforms are Backprop's."""
 
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch.func import functional_call
 
 import nanode
