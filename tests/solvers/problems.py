@@ -1,13 +1,14 @@
 """Differential equations that carry their exact solutions, and a bare loop over a stepper.
 
-The first two know the time and are solved on any interval; the last three are the ones that
-torchdiffeq tests its own methods with.
+The first two know the time and are solved on any interval, the third has weights that jump; the
+last three are the ones that torchdiffeq tests its own methods with.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 import nanode
 
@@ -40,6 +41,34 @@ class Decay:
 
     def exact(self, t0, t):
         return 1 / (t * t - t0 * t0 + 1 / self.start)
+
+
+class Wave(nn.Module):
+    """f(x; w) = w sin x, solved by tan(x/2) = tan(x0/2) exp(∫w)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=DOUBLE))
+
+    def forward(self, x, factor=1.0):
+        return factor * self.w * torch.sin(x)
+
+
+#: Of the weight w over [0, 1], and where x starts.
+BUCKETS, START = [3.0, -1.0, 0.5, 2.0], torch.tensor([0.5, 1.0], dtype=DOUBLE)
+
+
+def jumping():
+    """The field of a wave whose weight jumps."""
+    field = nanode.TimeVarying(Wave(), basis=nanode.Bucketed(len(BUCKETS)))
+    with torch.no_grad():
+        field.trajectory.coefficients.w.copy_(torch.tensor(BUCKETS, dtype=DOUBLE)[:, None])
+    return field
+
+
+def flowed(x, total):
+    """The solution from x where w has that integral."""
+    return 2 * torch.atan(torch.tan(x / 2) * torch.as_tensor(total, dtype=DOUBLE).exp())
 
 
 class ConstantSlope:

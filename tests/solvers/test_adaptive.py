@@ -9,28 +9,19 @@ import torchdiffeq
 from torch import nn
 
 import nanode
-from tests.solvers.problems import DOUBLE, KNOWN, Decay, Growth, tight
+from tests.solvers.problems import (
+    BUCKETS,
+    DOUBLE,
+    KNOWN,
+    START,
+    Decay,
+    Growth,
+    flowed,
+    jumping,
+    tight,
+)
 
 METHODS = ["dopri5", "dopri8", "bosh3"]
-BUCKETS = [3.0, -1.0, 0.5, 2.0]
-
-
-class Wave(nn.Module):
-    """f(x; w) = w sin x, solved by tan(x/2) = tan(x0/2) exp(∫w)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=DOUBLE))
-
-    def forward(self, x, factor=1.0):
-        return factor * self.w * torch.sin(x)
-
-
-def jumping():
-    field = nanode.TimeVarying(Wave(), basis=nanode.Bucketed(len(BUCKETS)))
-    with torch.no_grad():
-        field.trajectory.coefficients.w.copy_(torch.tensor(BUCKETS, dtype=DOUBLE)[:, None])
-    return field
 
 
 def area(a, b):
@@ -38,13 +29,6 @@ def area(a, b):
     low, high = min(a, b), max(a, b)
     pieces = [w * max(0.0, min(high, (n + 1) / 4) - max(low, n / 4)) for n, w in enumerate(BUCKETS)]
     return sum(pieces) * (1 if a < b else -1)
-
-
-START = torch.tensor([0.5, 1.0], dtype=DOUBLE)
-
-
-def flowed(x, total):
-    return 2 * torch.atan(torch.tan(x / 2) * torch.as_tensor(total, dtype=DOUBLE).exp())
 
 
 # Tolerances: torchdiffeq bounds the error of a step by 1e-8 relative to x; ten to a hundred steps,

@@ -1,13 +1,9 @@
 """Every stepper converges at the order that it declares."""
 
-import math
-
 import pytest
-import torch
-from torch import nn
 
 import nanode
-from tests.solvers.problems import DOUBLE, Decay, Growth, fitted_order
+from tests.solvers.problems import BUCKETS, START, Decay, Growth, fitted_order, flowed, jumping
 
 RUNGE_KUTTA = [nanode.Euler, nanode.Midpoint, nanode.Heun, nanode.RK4, nanode.ThreeEighths]
 COUPLED = [nanode.Coupled(method()) for method in RUNGE_KUTTA]
@@ -39,32 +35,11 @@ def test_fitted_order(stepper, problem, interval):
     assert abs(fitted_order(sizes, errors) - stepper.order) < 0.2, errors
 
 
-class Wave(nn.Module):
-    """f(x; w) = w sin x, solved by tan(x/2) = tan(x0/2) exp(∫w)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=DOUBLE))
-
-    def forward(self, x):
-        return self.w * torch.sin(x)
-
-
-def jumping(buckets):
-    field = nanode.TimeVarying(Wave(), basis=nanode.Bucketed(len(buckets)))
-    with torch.no_grad():
-        field.trajectory.coefficients.w.copy_(torch.tensor(buckets, dtype=DOUBLE)[:, None])
-    return field
-
-
 def jump_errors(stepper, sizes, interval):
-    buckets = [3.0, -1.0, 0.5, 2.0]
-    field, x = jumping(buckets), torch.tensor([0.5, 1.0], dtype=DOUBLE)
-    total = (interval[1] - interval[0]) * sum(buckets) / 4
-    exact = 2 * torch.atan(torch.tan(x / 2) * math.exp(total))
-    errors = []
+    field, errors = jumping(), []
+    exact = flowed(START, (interval[1] - interval[0]) * sum(BUCKETS) / 4)
     for steps in sizes:
-        got = nanode.odeint(field, x, steps=steps, interval=interval, solver=stepper)
+        got = nanode.odeint(field, START, steps=steps, interval=interval, solver=stepper)
         errors.append(float((got - exact).detach().norm()))
     return errors
 
