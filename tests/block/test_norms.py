@@ -115,16 +115,6 @@ def test_group_and_layer_norms_work_as_they_are():
     assert distance(got, expected) < 1e-11  # norms amplify the rounding of reversal
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm])
-@pytest.mark.parametrize(
-    "wrap", [nanode.Autonomous, lambda m: nanode.TimeVarying(m, nanode.Bucketed(2))]
-)
-def test_plain_batch_norm_is_refused(norm, wrap):
-    module = nn.Sequential(nn.Linear(3, 3), norm(3))
-    with pytest.raises(ValueError, match=rf"1 is a {norm.__name__} .*nanode\.BatchNorm"):
-        wrap(module)
-
-
 def test_plain_batch_norm_in_a_callable_module_is_refused():
     class Timed(nn.Module):
         def __init__(self):

@@ -96,19 +96,6 @@ def test_refuses_many_times():
         field(torch.zeros(2), torch.ones(2))
 
 
-@pytest.mark.parametrize("order", [0, -1])
-def test_refuses_an_order_below_one(order):
-    for make_basis in (nanode.Trigonometric, nanode.Chebyshev, nanode.Bucketed):
-        with pytest.raises(ValueError, match=f"must be a whole number of at least 1, got {order}"):
-            nanode.TimeVarying(nn.Linear(2, 2), make_basis(order))
-
-
-@pytest.mark.parametrize("interval", [(1.0, 1.0), (1.0, 0.0)], ids=str)
-def test_refuses_an_interval_that_does_not_rise(interval):
-    with pytest.raises(ValueError, match="t0 < t1"):
-        nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2, interval=interval))
-
-
 def test_refuses_whole_numbers():
     module = nn.Linear(2, 2)
     module.count = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)

@@ -265,13 +265,3 @@ def test_refuses_modules_without_layers(module):
     name = type(module).__name__
     with pytest.raises(ValueError, match=rf"{name} has no linear.*nanode\.Autonomous"):
         nanode.TimeAppended(module)
-
-
-def test_refuses_running_statistics():
-    with pytest.raises(ValueError, match="with running statistics"):
-        nanode.TimeAppended(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)))
-
-
-def test_refuses_a_time_that_is_no_number():
-    with pytest.raises(ValueError, match="t must be a finite number, got nan"):
-        nanode.TimeAppended(nn.Linear(2, 2))(float("nan"), torch.ones(2))

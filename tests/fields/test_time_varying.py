@@ -164,12 +164,6 @@ def test_a_constant_basis_has_the_gradients_of_the_module(kind):
         assert torch.equal(grad.view_as(expected[name]), expected[name])
 
 
-def test_a_constant_basis_is_autonomous(kind):
-    module, x = sample(kind)
-    autonomous = nanode.Autonomous(copy.deepcopy(module))
-    assert torch.equal(nanode.TimeVarying(module, nanode.Constant())(0.2, x), autonomous(0.2, x))
-
-
 @pytest.mark.parametrize("basis", EVERY)
 def test_starts_as_the_module_at_every_time(kind, basis):
     module, x = sample(kind)

@@ -317,13 +317,6 @@ def test_double_backward_is_an_error(gradient, solver):
         torch.autograd.functional.hessian(lambda x: block(x, between).sum(), x)
 
 
-def test_double_backward_is_backprops():
-    # Euler with one weight and tanh; second derivatives against finite differences of the first.
-    block = nanode.ODEBlock(moving(nanode.Bucketed(2)), 4)
-    x, between = inputs()
-    assert torch.autograd.gradgradcheck(block, (x, between), atol=1e-7, fast_mode=True)
-
-
 @pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
 def test_without_gradients_samples_may_be_mapped_over(gradient, solver):
     block = nanode.ODEBlock(moving(nanode.Trigonometric(1)), 200, solver, gradient)
