@@ -1,4 +1,4 @@
-"""Files are there whole or not at all, and hold what was put in."""
+"""Weights and checkpoints hold what was put in."""
 
 import os
 from dataclasses import replace
@@ -18,74 +18,11 @@ from nanode.training.checkpoints import (
     save_weights,
     weights_notes,
 )
-from nanode.training.files import check_writable, write_atomically, write_text
 from nanode.training.progress import Progress
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "run.json"
-    write_text(path, "old")
-
-    def write(half):
-        half.write_text("ne")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, write)
-    assert path.read_text(encoding="utf-8") == "old"
-    assert names(tmp_path) == ["run.json"]
-
-
-def test_the_new_file_comes_in_one_move(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    write_text(path, "old")
-
-    def killed(half, whole):
-        assert half.read_text(encoding="utf-8") == "new"  # complete before it is moved
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_text(path, "new")
-    assert path.read_text(encoding="utf-8") == "old"
-    assert names(tmp_path) == ["run.json"]
-
-
-def test_what_is_written_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    done, move = [], os.replace
-    monkeypatch.setattr("os.fsync", lambda file: done.append("reach the disk"))
-    monkeypatch.setattr("os.replace", lambda *paths: done.append("move") or move(*paths))
-    write_text(tmp_path / "run.json", "new")
-    assert done == ["reach the disk", "move"]
-
-
-def test_a_failed_write_of_a_folder_leaves_nothing(tmp_path):
-    def write(half):
-        half.mkdir()
-        (half / "part").write_text("x")
-        raise OSError("no space left")
-
-    with pytest.raises(OSError, match="no space"):
-        write_atomically(tmp_path / "step", write)
-    assert names(tmp_path) == []
-
-
-def test_an_unwritable_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"the folder .*run can't be made: .*file is a file"):
-        check_writable(tmp_path / "file" / "run")
-    check_writable(tmp_path / "a" / "b")
-    assert names(tmp_path) == ["file"]  # nothing is made by looking
-
-
-def test_no_permission(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(ValueError, match="no permission to write the folder"):
-        check_writable(tmp_path / "run")
 
 
 def test_weights_with_notes(tmp_path):

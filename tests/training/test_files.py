@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from nanode.training import files
-from nanode.training.files import HALF, remove_halves, write_atomically, write_text
+from nanode.training.files import (
+    HALF,
+    check_writable,
+    remove_halves,
+    write_atomically,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -109,17 +115,32 @@ def test_what_is_held_for_long_stays(name, tries, tmp_path, monkeypatch, waits):
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_what_is_written_is_whole_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done, move = [], os.replace
+
+    def replace(half, path):
+        done.append(half.read_text(encoding="utf-8"))
+        move(half, path)
+
+    monkeypatch.setattr(files.os, "fsync", lambda file: done.append("reach the disk"))
+    monkeypatch.setattr(files.os, "replace", replace)
+    write_text(tmp_path / "a", "new")
+    assert done == ["reach the disk", "new"]
+
+
 @pytest.mark.parametrize(
     "make", [lambda half: half.write_bytes(b"1"), fill], ids=["file", "folder"]
 )
 def test_nothing_half_written_stays(make, tmp_path):
     def write(half):
         make(half)
-        raise RuntimeError("in the midst")
+        raise KeyboardInterrupt
 
-    with pytest.raises(RuntimeError, match="in the midst"):
+    (tmp_path / "a").write_text("old", encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "a", write)
-    assert not os.listdir(tmp_path)
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
@@ -128,3 +149,17 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (tmp_path / "c").write_bytes(b"3")
     remove_halves(tmp_path)
     assert os.listdir(tmp_path) == ["c"]
+
+
+def test_an_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"the folder .*run can't be made: .*file is a file"):
+        check_writable(tmp_path / "file" / "run")
+    check_writable(tmp_path / "a" / "b")
+    assert os.listdir(tmp_path) == ["file"]  # nothing is made by looking
+
+
+def test_no_permission(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(ValueError, match="no permission to write the folder"):
+        check_writable(tmp_path / "run")
