@@ -117,13 +117,6 @@ def test_refuses_a_base(tokens, message):
         settled(*tokens)
 
 
-def test_a_wrong_key_in_a_file_is_named_with_the_file(quick):
-    quick.write_text(quick.read_text(encoding="utf-8") + "optimizer: {momentun: 0.5}\n")
-    message = r"quick\.yaml: unknown key 'optimizer.momentun'. Did you mean 'optimizer.momentum'"
-    with pytest.raises(ValueError, match=message):
-        settled("--config", quick)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -125,18 +125,13 @@ def test_compiled_flows_are_measured_by_their_plain_method(config):
 
 
 def test_measuring_changes_nothing(config):
-    setup = prepare(config)
+    setup = prepare(replace(config, profile=True))
     before = {name: w.clone() for name, w in setup.model.state_dict().items()}
     state = torch.get_rng_state()
-    measure_costs(replace_profile(setup))
+    measure_costs(setup)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(w, before[name]) for name, w in setup.model.state_dict().items())
     assert all(p.grad is None for p in setup.model.parameters())
-
-
-def replace_profile(setup):
-    setup.config = replace(setup.config, profile=True)
-    return setup
 
 
 def test_a_flow_in_words(config):

@@ -1,6 +1,5 @@
 """Whole runs: on squares, and on the digits that come with the package."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -259,12 +258,6 @@ def test_errors_come_before_anything_is_written(tmp_path, config, changes, messa
 def test_odd_frames(tmp_path, config, clips):
     clips(squares(8, size=18), squares(8, size=18))
     with pytest.raises(ValueError, match=r"multiple of 16.*got 18"):
-        train_video(config, tmp_path / "run")
-
-
-def test_without_fabric(tmp_path, config, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    with pytest.raises(ImportError, match=r"pip install nanode\[train\]"):
         train_video(config, tmp_path / "run")
 
 
