@@ -128,3 +128,15 @@ def sample(name):
             parameter.add_(0.1 * torch.randn(parameter.shape).to(parameter.dtype))
     dtype = torch.complex128 if name == "complex" else torch.float64
     return module, torch.randn(shape, dtype=dtype)
+
+
+def as_function(field, x):
+    """The field as a function of time, state and parameters, and leaves to call it with."""
+    names = [name for name, _ in field.named_parameters()]
+
+    def f(t, x, *parameters):
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(field, named, (t, x))
+
+    given = torch.tensor(0.4), x, *field.parameters()
+    return f, tuple(value.detach().requires_grad_() for value in given)

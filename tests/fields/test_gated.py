@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import nanode
-from tests.fields.modules import Complex
+from tests.fields.modules import Complex, as_function
 from tests.trajectories.samples import step_stages, stirred
 
 CLOSE = {"rtol": 1e-13, "atol": 1e-13}  # a sum of four terms of order 1
@@ -102,15 +102,7 @@ def test_a_solve_has_the_values_of_single_calls():
 def test_gradients():
     moving = nanode.TimeVarying(nn.Linear(2, 2), nanode.Legendre(2))
     field = stirred(nanode.Gated([nn.Sequential(nn.Linear(2, 2), nn.Tanh()), moving]))
-    names = [name for name, _ in field.named_parameters()]
-
-    def f(t, x, *parameters):
-        named = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(field, named, (t, x))
-
-    t = torch.tensor(0.4, requires_grad=True)
-    x = torch.randn(2, 2, requires_grad=True)
-    torch.autograd.gradcheck(f, (t, x, *(p.detach().requires_grad_() for p in field.parameters())))
+    torch.autograd.gradcheck(*as_function(field, torch.randn(2, 2)))
 
 
 def test_structures_and_conditioning():

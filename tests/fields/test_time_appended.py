@@ -11,6 +11,7 @@ from torch import nn
 
 import nanode
 from nanode.fields.time_appended import AppendedLayer
+from tests.fields.modules import as_function
 from tests.trajectories.samples import stirred
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -179,15 +180,7 @@ def test_degree_one_biases_contain_it():
 )
 def test_gradients(layer, shape):
     field = stirred(nanode.TimeAppended(nn.Sequential(layer(), nn.Tanh())))
-    names = [name for name, _ in field.named_parameters()]
-
-    def f(t, x, *parameters):
-        named = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(field, named, (t, x))
-
-    t = torch.tensor(0.4, requires_grad=True)
-    x = torch.randn(shape, requires_grad=True)
-    torch.autograd.gradcheck(f, (t, x, *(p.detach().requires_grad_() for p in field.parameters())))
+    torch.autograd.gradcheck(*as_function(field, torch.randn(shape)))
 
 
 def test_activations_are_not_copied():

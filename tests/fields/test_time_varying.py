@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 import nanode
 from nanode.fields import Weights
 from nanode.stages import Stage
-from tests.fields.modules import MODULES, sample
+from tests.fields.modules import MODULES, as_function, sample
 from tests.trajectories.samples import EVERY, SPLINES, make, step_stages, stirred
 
 
@@ -244,36 +244,19 @@ def test_moves_as_its_trajectory_says(kind):
 def test_gradients_in_everything(basis):
     module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2, bias=False))
     field = stirred(nanode.TimeVarying(module, make(basis), overrides={"0.bias": None}))
-    names = [name for name, _ in field.named_parameters()]
-    assert len(names) == 3
-
-    def f(t, x, *parameters):
-        named = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(field, named, (t, x))
-
-    t = torch.tensor(0.4, requires_grad=True)
-    x = torch.randn(2, 2, requires_grad=True)
-    parameters = tuple(p.detach().requires_grad_() for p in field.parameters())
-    torch.autograd.gradcheck(f, (t, x, *parameters))
+    f, leaves = as_function(field, torch.randn(2, 2))
+    assert len(leaves) == 2 + 3
+    torch.autograd.gradcheck(f, leaves)
     if basis == "legendre":
-        torch.autograd.gradgradcheck(f, (t, x, *parameters))
+        torch.autograd.gradgradcheck(f, leaves)
 
 
 @pytest.mark.parametrize("kind_", ["attention", "lstm", "conv2d", "weight_norm"])
 def test_gradients_through_other_layers(kind_):
     module, x = sample(kind_)
-    x = x[:1].requires_grad_()
     field = stirred(nanode.TimeVarying(module, nanode.Trigonometric(1)), size=0.1)
-    names = [name for name, _ in field.named_parameters()]
-
-    def f(t, x, *parameters):
-        named = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(field, named, (t, x))
-
-    t = torch.tensor(0.4, requires_grad=True)
-    parameters = tuple(p.detach().requires_grad_() for p in field.parameters())
     # fast_mode: directional derivatives, since these modules have hundreds of weights.
-    torch.autograd.gradcheck(f, (t, x, *parameters), fast_mode=True, atol=1e-4)
+    torch.autograd.gradcheck(*as_function(field, x[:1]), fast_mode=True, atol=1e-4)
 
 
 def test_conditioning_is_passed_on():
