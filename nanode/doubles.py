@@ -1,4 +1,4 @@
-"""Double precision and decompositions also for devices that have none, as Apple's MPS."""
+"""Wider precision; double, and decompositions, also for devices that have none, as Apple's MPS."""
 
 import torch
 from torch import Tensor
@@ -21,3 +21,8 @@ def in_double(values: Tensor) -> Tensor:
     """
     values = hosted(values)
     return values.to(torch.promote_types(values.dtype, torch.float64))
+
+
+def widened(values: Tensor) -> Tensor:
+    """Values in single precision at least: half precision blurs neighbours, and sums above all."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -111,11 +111,6 @@ def as_time(t: Tensor | float) -> Tensor:
     return torch.tensor(float(t))
 
 
-def working(t: Tensor) -> Tensor:
-    """t in at least single precision: half-precision arithmetic blurs neighbouring functions."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
 def one(t: Tensor) -> Tensor:
     """The function 1 at t, tied to t: its gradient in t exists and is 0, and NaN stays NaN."""
     # Not 0 · t + 1: the compiler folds a product with zero, and NaN would come out as 1.

@@ -7,9 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, even, numbers, one, working
+from nanode.bases.basis import Basis, Interval, even, numbers, one
 from nanode.bases.differences import differences
 from nanode.bases.quadrature import weighted_gram
+from nanode.doubles import widened
 from nanode.stages import ULPS, Side, Stages
 from nanode.values import checked_count
 
@@ -51,7 +52,7 @@ class Bucketed(Basis):
     def values(self, t: Tensor, side: Side) -> Tensor:
         """One-hot rows; zero gradient in t, NaN where t is NaN."""
         t0, t1 = self.interval
-        position = (working(t) - t0) / self.length * self.buckets
+        position = (widened(t) - t0) / self.length * self.buckets
         ulp = torch.finfo(t.dtype).eps * max(abs(t0), abs(t1))
         snap = min(ULPS * ulp / self.length * self.buckets, LARGEST_SNAP)  # note "on an edge"
         edge = position.round()

@@ -10,8 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, one, working
+from nanode.bases.basis import Basis, Interval, one
 from nanode.bases.quadrature import gauss, weighted_gram
+from nanode.doubles import widened
 from nanode.stages import Side
 from nanode.values import checked_count
 
@@ -31,7 +32,7 @@ class Polynomial(Basis):
 
     def values(self, t: Tensor, side: Side) -> Tensor:
         """The recurrence, run to ``degree``."""
-        x = self.argument(working(t))
+        x = self.argument(widened(t))
         # Powers by ``pow`` have NaN second derivatives at 0; products do not.
         terms = [one(x), x]
         for n in range(1, self.degree):

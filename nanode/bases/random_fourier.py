@@ -7,9 +7,9 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, one, working
+from nanode.bases.basis import Basis, Interval, one
 from nanode.bases.waves import wave_gram
-from nanode.doubles import hosted
+from nanode.doubles import hosted, widened
 from nanode.stages import Side
 from nanode.values import checked_count, checked_positive
 
@@ -66,7 +66,7 @@ class RandomFourier(Basis):
 
     def values(self, t: Tensor, side: Side) -> Tensor:
         """The constant, then the waves."""
-        time = working(t)[..., None]
+        time = widened(t)[..., None]
         frequencies = hosted(self.frequencies).to(device=t.device, dtype=time.dtype)
         phases = hosted(self.phases).to(device=t.device, dtype=time.dtype)
         waves = torch.cos(frequencies * time + phases)

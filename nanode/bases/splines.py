@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nanode.bases.basis import Interval, even, working
+from nanode.bases.basis import Interval, even
 from nanode.bases.differences import differences
 from nanode.bases.quadrature import gauss, weighted_gram
+from nanode.doubles import widened
 from nanode.stages import Side
 from nanode.values import checked_count
 
@@ -55,7 +56,7 @@ def spline_values(t: Tensor, knots: Sequence[float], degree: int, side: Side) ->
     >>> spline_values(torch.tensor(0.25), [0.0, 1.0], degree=1, side="right")
     tensor([0.7500, 0.2500])
     """
-    time = working(t).clamp(knots[0], knots[-1])[..., None]
+    time = widened(t).clamp(knots[0], knots[-1])[..., None]
 
     def constant(numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, dtype=time.dtype, device=t.device)

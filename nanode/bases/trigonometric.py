@@ -6,8 +6,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from nanode.bases.basis import Basis, Interval, one, working
+from nanode.bases.basis import Basis, Interval, one
 from nanode.bases.waves import wave_gram
+from nanode.doubles import widened
 from nanode.stages import Side
 from nanode.values import checked_count, checked_positive
 
@@ -37,7 +38,7 @@ class Trigonometric(Basis):
 
     def values(self, t: Tensor, side: Side) -> Tensor:
         """Cosines and sines of nωt."""
-        time = working(t)[..., None]
+        time = widened(t)[..., None]
         n = torch.arange(1, self.order + 1, dtype=time.dtype, device=t.device)
         phase = time * (self.frequency * n)
         return torch.cat([one(time), phase.cos(), phase.sin()], dim=-1).to(t.dtype)

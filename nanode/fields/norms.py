@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanode.doubles import in_double
+from nanode.doubles import in_double, widened
 from nanode.fields.swap import StageAware
 from nanode.fields.walk import parts_of, replaced
 from nanode.stages import Stage
@@ -204,7 +204,7 @@ class BatchNorm(StageAware):
         if stage.record and x.numel():  # an empty batch has no statistics
             with torch.no_grad():
                 axes = [axis for axis in range(x.ndim) if axis != 1]
-                var, mean = torch.var_mean(_wide(x), dim=axes, correction=0)
+                var, mean = torch.var_mean(widened(x), dim=axes, correction=0)
                 self._update(index, mean, var, x.numel() // x.shape[1])
         # The compiler merges these statistics with the ones above.
         return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
@@ -220,11 +220,6 @@ class BatchNorm(StageAware):
     def extra_repr(self) -> str:
         """Features and evaluations."""
         return f"{self.features}, evaluations={len(self.times)}"
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in at least single precision, to sum over it."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _vectorized(x: Tensor) -> bool:

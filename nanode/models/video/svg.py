@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nanode.doubles import widened
 from nanode.models.video.recurrent import Gaussian, Latent, Predictor
-from nanode.models.video.vgg import Decoder, Encoder, widened
+from nanode.models.video.vgg import Decoder, Encoder
 from nanode.values import checked_count
 
 #: Whose skips a predicted frame is decoded with: ``original`` never refreshes them with the last

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanode.doubles import widened
+
 #: Layers in each stage of the encoder of the public SVG; the decoder mirrors them.
 VGG_64 = (2, 2, 3, 3)
 #: Each stage but the first halves the resolution, and so does the head.
@@ -101,11 +103,6 @@ class Decoder(nn.Module):
             x = stage(torch.cat([F.interpolate(x, scale_factor=2.0), skip.to(x.dtype)], dim=1))
         # Half precision is too coarse for pixels near 1.
         return torch.sigmoid(widened(x))
-
-
-def widened(x: Tensor) -> Tensor:
-    """In single precision at least."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _widths(width: int) -> list[int]:
