@@ -15,7 +15,7 @@ from measure_torch import TorchSolve
 from problem import COEFFICIENTS, ORDER, Case
 
 import nanode
-from nanode.models.layers import batch_norm, bottleneck
+from nanode.models.layers import bottleneck
 
 #: The parameters of the shared problem by their place among a bottleneck's layers.
 PLACES = {"norm1": "0", "conv1": "2", "norm2": "3", "conv2": "5", "norm3": "6", "conv3": "8"}
@@ -49,7 +49,7 @@ def build(
     layered = case.norm == "batch"
     if layered:
         # As a user has it: layers under autocast. They keep running statistics; peers keep none.
-        module = bottleneck(case.width, case.hidden, batch_norm)
+        module = bottleneck(case.width, case.hidden, nanode.BatchNorm)
         field = nanode.TimeVarying(module, basis, overrides=dict.fromkeys(["0", "3", "6"]))
     else:
         field = nanode.TimeVarying(Bottleneck(case), basis, overrides={"*norm*": None})

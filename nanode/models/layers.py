@@ -10,11 +10,6 @@ from nanode.fields import BatchNorm
 MakeNorm = Callable[[int], nn.Module]
 
 
-def batch_norm(features: int) -> nn.Module:
-    """Batch norm with statistics per evaluation."""
-    return BatchNorm(features)
-
-
 def group_norm(features: int) -> nn.Module:
     """Group norm, eight features or more to a group."""
     most = max(1, min(32, features // 8))
@@ -22,7 +17,7 @@ def group_norm(features: int) -> nn.Module:
     return nn.GroupNorm(groups, features)
 
 
-NORMS: dict[str, MakeNorm] = {"batch": batch_norm, "group": group_norm}
+NORMS: dict[str, MakeNorm] = {"batch": BatchNorm, "group": group_norm}
 
 
 def bottleneck(width: int, hidden: int, norm: MakeNorm) -> nn.Sequential:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import nanode
-from nanode.models.layers import batch_norm, bottleneck
+from nanode.models.layers import bottleneck
 
 DOUBLE = torch.float64
 RUNGE_KUTTA = [nanode.Euler, nanode.Midpoint, nanode.Heun, nanode.RK4, nanode.ThreeEighths]
@@ -94,7 +94,7 @@ def conv_field(*more):
 def bottleneck_field(kind, width=16, hidden=8):
     """The field that fused kernels serve, its norms away from ones and zeros."""
     torch.manual_seed(0)
-    module = bottleneck(width, hidden, batch_norm)
+    module = bottleneck(width, hidden, nanode.BatchNorm)
     for norm in list(module)[::3]:
         nn.init.normal_(norm.weight, 1, 0.2)
         nn.init.normal_(norm.bias, 0, 0.2)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nanode
-from nanode.models.layers import batch_norm, bottleneck
+from nanode.models.layers import bottleneck
 from tests.gpu import COMBINATIONS, close, conv_field, gradients
 
 pytestmark = pytest.mark.gpu
@@ -375,7 +375,9 @@ def test_threads_that_share_a_captured_block():
 def test_a_second_gpu_while_the_first_is_current(width):
     for device in ("cuda:0", "cuda:1", "cuda:0"):
         torch.manual_seed(0)
-        module = bottleneck(width, 8, batch_norm) if width == 16 else nn.Conv2d(8, 8, 3, padding=1)
+        module = (
+            bottleneck(width, 8, nanode.BatchNorm) if width == 16 else nn.Conv2d(8, 8, 3, padding=1)
+        )
         field = nanode.TimeVarying(module, nanode.Trigonometric(order=1)).to(device)
         plain = nanode.ODEBlock(copy.deepcopy(field), 4)
         fast = nanode.ODEBlock(field, 4, compile=True)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 import nanode
 from nanode.gradients import compiled
 from nanode.gradients.compiled import Compiled
-from tests.gradients.models import batch_norm, bottleneck, bottleneck_field
+from tests.gradients.models import bottleneck, bottleneck_field
 
 RECOMPUTING = [
     (nanode.Checkpointed(), nanode.Euler()),
@@ -257,7 +257,7 @@ class Half(nanode.TimeVarying):
 
 @pytest.mark.parametrize("kind", ["module", "field", "backward hook"])
 def test_fused_kernels_leave_what_is_special_alone(kind):
-    module, basis = bottleneck(8, 4, batch_norm), nanode.Legendre(1)
+    module, basis = bottleneck(8, 4, nanode.BatchNorm), nanode.Legendre(1)
     if kind == "field":
         field = Half(module, basis)
     else:

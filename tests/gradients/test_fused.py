@@ -19,7 +19,7 @@ from nanode.gradients.fused.bottleneck import is_bottleneck
 from nanode.gradients.fused.solve import Fused
 from nanode.kernels.language import INTERPRETED
 from nanode.kernels.language import serves as kernels_serve
-from nanode.models.layers import batch_norm, bottleneck, group_norm
+from nanode.models.layers import bottleneck, group_norm
 from tests.gradients.models import bottleneck_field, passed
 
 COMBINATIONS = [
@@ -304,7 +304,7 @@ def test_what_is_no_bottleneck_runs_as_ever():
     hooked = bottleneck_field("moving")
     hooked.module[1].register_forward_hook(lambda *args: None)
     assert not is_bottleneck(hooked)
-    strided = bottleneck(16, 8, batch_norm)
+    strided = bottleneck(16, 8, nanode.BatchNorm)
     strided[5].dilation = (2, 2)
     assert not is_bottleneck(nanode.Autonomous(strided))
 
