@@ -35,7 +35,7 @@ def lines(
     ax: Any,
     times: Tensor,
     values: Tensor,
-    label: str | None = None,
+    label: str,
     log: bool = True,
     **style: Any,
 ) -> Any:
@@ -51,8 +51,7 @@ def lines(
     if log:
         log_scale(ax)
     ax.set_xlabel("t")
-    if label is not None:
-        ax.legend(fontsize=7)
+    ax.legend(fontsize=7)
     return ax
 
 

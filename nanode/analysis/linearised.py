@@ -149,7 +149,7 @@ class Linearised:
         point = torch.cat([self._points[k], self._theta])
         return derivative(partial(self._run, k, size=self._carried.size), point)
 
-    def push(self, columns: Tensor, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+    def push(self, columns: Tensor, first: int) -> Iterator[tuple[int, Tensor]]:
         """Small changes at a grid point, as columns, seen in x after each step from there on."""
         if first == 0:
             columns = self.opening().apply(columns)

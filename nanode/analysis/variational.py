@@ -28,7 +28,7 @@ from nanode.trajectories.trajectory import Named
 class Variational(Field):
     """The field of (x, V): x as one vector, V a matrix of as many rows, Φ or S."""
 
-    def __init__(self, subject: Subject, parameters: bool = False) -> None:
+    def __init__(self, subject: Subject, parameters: bool) -> None:
         super().__init__()
         self.subject, self.parameters_too = subject, parameters
         field = self.field = subject.block.field

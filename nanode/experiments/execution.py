@@ -51,7 +51,7 @@ class Outcome:
 
 def reproduce(
     experiment: Experiment,
-    root: str | Path,
+    root: Path,
     options: Options,
     *,
     minutes: float | None = None,
@@ -68,7 +68,7 @@ def reproduce(
     Once ``asked()`` is true, all stops as after ``minutes``. ``trained`` is called before a run
     that was trained is measured, which may take long.
     """
-    late, root, ended = until(minutes), Path(root), set[str]()
+    late, ended = until(minutes), set[str]()
 
     def stop() -> bool:
         return asked() or late()
@@ -97,7 +97,7 @@ def check_figures(experiment: Experiment) -> None:
 
 def _outcomes(
     planned: Iterable[Planned],
-    root: str | Path,
+    root: Path,
     stop: Callable[[], bool],
     changes: Mapping[str, Any],
     prune: bool,
@@ -117,7 +117,7 @@ def _outcomes(
     record: RunRecord | VideoRecord | None
     for run in runs:
         # Looked at again: another process may have ended it by now.
-        folder, new = Path(root) / run.name, not over(run, root)
+        folder, new = root / run.name, not over(run, root)
         if new and stop():
             continue
         try:
@@ -166,12 +166,12 @@ def _complain(broken: Mapping[str, str], more: str = "") -> None:
         raise BrokenOff(f"these runs broke off{more}; call again to resume: {words}")
 
 
-def over(run: Planned, root: str | Path) -> bool:
+def over(run: Planned, root: Path) -> bool:
     """Whether a planned run has ended, all measurements included.
 
     Raises if its folder holds a run of another configuration.
     """
-    folder = Path(root) / run.name
+    folder = root / run.name
     path = folder / "run.json"
     if not path.exists():
         return False
@@ -183,7 +183,7 @@ def over(run: Planned, root: str | Path) -> bool:
         raise
     check_same(record.config.as_dict(), run.config, str(folder))
     if record.status == "finished":
-        return not run.unmeasured(Path(root))
+        return not run.unmeasured(root)
     return record.status == "failed"
 
 
@@ -219,9 +219,9 @@ def remove_large(folder: Path) -> None:
 
 
 def _carry_out(
-    run: Planned, root: str | Path, stop: Callable[[], bool], trained: Callable[[], object]
+    run: Planned, root: Path, stop: Callable[[], bool], trained: Callable[[], object]
 ) -> RunRecord | VideoRecord:
-    folder = Path(root) / run.name
+    folder = root / run.name
     with locked(folder):
         if over(run, root):  # by another process, just now
             return load_record(run, folder)

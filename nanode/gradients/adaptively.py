@@ -52,7 +52,7 @@ def solve_adaptively(
     gradient: Gradient,
     conditioning: tuple[Any, ...],
     scale: float,
-    check_finite: bool = False,
+    check_finite: bool,
 ) -> tuple[Any, Evaluations]:
     """Delegate to torchdiffeq; the result in x's structure, and the count of evaluations."""
     if traced() and not written_out():

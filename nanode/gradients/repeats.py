@@ -63,7 +63,7 @@ def _spread(shape: torch.Size) -> tuple[np.ndarray, ...]:
 
 
 def differ(
-    found: Tensors, expected: Tensors, begin: Tensors, halves: bool, others: Iterable[Tensor] = ()
+    found: Tensors, expected: Tensors, begin: Tensors, halves: bool, others: Iterable[Tensor]
 ) -> float | None:
     """How far a piece of a solve, run again from where it began, ends from where it did.
 

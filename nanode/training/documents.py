@@ -160,7 +160,6 @@ _WORDS = {
     bool: "true or false",
     str: "text",
     tuple: "a list",
-    list: "a list",
     dict: "a mapping",
 }
 

@@ -42,11 +42,11 @@ View = Literal["aux1", "main"]
 
 def load_bair(
     root: Path,
-    device: torch.device | str = "cpu",
+    device: torch.device,
     *,
-    view: View = "aux1",
-    cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    view: View,
+    cache: str | os.PathLike[str] | None,
+    progress: Progress | None,
 ) -> VideoData:
     """Both splits from ``root``/softmotion30_44k/{train,test}/traj_A_to_B.tfrecords.
 
@@ -70,13 +70,13 @@ class BairClips(Clips):
     def __init__(
         self,
         folder: Path,
-        device: torch.device | str,
+        device: torch.device,
         view: View,
         home: Path,
         progress: Progress | None,
     ) -> None:
         self.name = f"bair {folder.name}"
-        self.device = torch.device(device)
+        self.device = device
         self.length, (self.size, _, self.channels) = FRAMES, SHAPE
         self._files = open_split(folder)
         self._place = folder, view, home, progress
