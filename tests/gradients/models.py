@@ -113,3 +113,10 @@ def passed(block, x):
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     grads = torch.autograd.grad(y, [x, *block.parameters()], cotangent)
     return [found, *grads, *(buffer.clone() for buffer in block.buffers())]
+
+
+def passed_twice(block, x):
+    """The same in training mode, and the output in eval mode."""
+    found = passed(block.train(), x)
+    with torch.no_grad():
+        return [*found, block.eval()(x)]

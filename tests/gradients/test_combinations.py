@@ -14,6 +14,7 @@ from torch import nn
 
 import nanode
 from nanode.gradients import compiled
+from tests.gradients.models import passed_twice
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 #: Of every solve below, so that all norms hold as many rows of statistics: one graph fits them.
@@ -63,18 +64,6 @@ def compiled_field(norm, device):
     return field.to(device), {}
 
 
-def passed(block, x):
-    """Output, gradients and statistics of a training pass, and the output in eval mode."""
-    x = x.clone().requires_grad_()
-    y = block.train()(x)
-    cotangent = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(y)
-    grads = torch.autograd.grad(y, [x, *block.parameters()], cotangent)
-    statistics = [buffer.clone() for buffer in block.buffers()]
-    with torch.no_grad():
-        after = block.eval()(x.detach())
-    return [y.detach(), *grads, *statistics, after]
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """The compiled evaluations so far; small states have them too.
@@ -108,7 +97,7 @@ def test_compiled_equals_plain(solver, steps, gradient, norm, device, calls):
     fast.gradient._functions = functions
     x = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = x.to(device)
-    for a, b in zip(passed(fast, x), passed(plain, x), strict=True):
+    for a, b in zip(passed_twice(fast, x), passed_twice(plain, x), strict=True):
         assert (a - b).norm() <= 1e-11 * b.norm()
     assert fast.nfe == plain.nfe
     # A training pass and one in eval mode; more where a capture was tried first.

@@ -17,7 +17,7 @@ from torch import nn
 
 import nanode
 from nanode.gradients import compiled
-from tests.gradients.models import X, conv_field
+from tests.gradients.models import X, conv_field, passed, passed_twice
 
 pytestmark = pytest.mark.usefixtures("compile_all")
 
@@ -39,17 +39,6 @@ class Doubled(nn.Module):
         return Doubling.apply(x)
 
 
-def passed(block):
-    x = X.clone().requires_grad_()
-    y = block(x)
-    cotangent = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
-    grads = torch.autograd.grad(y, [x, *block.parameters()], cotangent)
-    statistics = [buffer.clone() for buffer in block.buffers()]
-    with torch.no_grad():
-        after = block.eval()(X)
-    return [y, *grads, *statistics, after]
-
-
 @pytest.mark.parametrize(
     ("solver", "gradient"),
     [
@@ -63,8 +52,8 @@ def passed(block):
 def test_equals_the_plain_path(solver, gradient):
     """Outputs, gradients, statistics and eval mode; the field contains a custom function."""
     field = conv_field(Doubled())
-    plain = passed(nanode.ODEBlock(copy.deepcopy(field), 4, solver, gradient))
-    fast = passed(nanode.ODEBlock(copy.deepcopy(field), 4, solver, gradient, compile=True))
+    plain = passed_twice(nanode.ODEBlock(copy.deepcopy(field), 4, solver, gradient), X)
+    fast = passed_twice(nanode.ODEBlock(copy.deepcopy(field), 4, solver, gradient, compile=True), X)
     for a, b in zip(fast, plain, strict=True):
         assert (a - b).norm() <= 1e-13 * b.norm()
 
@@ -116,9 +105,9 @@ def test_a_field_that_cannot_be_traced_runs_as_it_is():
     field = conv_field(Deciding())
     block = nanode.ODEBlock(copy.deepcopy(field), 3, gradient=nanode.Checkpointed(), compile=True)
     with pytest.warns(UserWarning, match="can't be compiled and runs as it is"):
-        fast = passed(block)
-    plain = passed(nanode.ODEBlock(copy.deepcopy(field), 3, gradient=nanode.Checkpointed()))
-    for a, b in zip(fast, plain, strict=True):
+        fast = passed_twice(block, X)
+    plain = nanode.ODEBlock(copy.deepcopy(field), 3, gradient=nanode.Checkpointed())
+    for a, b in zip(fast, passed_twice(plain, X), strict=True):
         assert torch.equal(a, b)
     assert block.nfe.forward == 3
     with warnings.catch_warnings():  # said once
@@ -169,7 +158,7 @@ def test_a_backward_pass_that_torch_compiles_no_more_for(solver, gradient):
     fast = nanode.ODEBlock(conv_field(), 2, solver, gradient, compile=True)
     plain = nanode.ODEBlock(conv_field(), 2, solver, gradient)
     with torch._dynamo.config.patch(recompile_limit=1):
-        for a, b in zip(passed(fast)[:-1], passed(plain)[:-1], strict=True):
+        for a, b in zip(passed(fast, X), passed(plain, X), strict=True):
             assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
