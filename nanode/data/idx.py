@@ -32,7 +32,7 @@ class Idx(Source):
 
     name: str
     #: Images and labels of the training split, then of the test split.
-    files: tuple[OfficialFile, OfficialFile, OfficialFile, OfficialFile]
+    files: tuple[OfficialFile, ...]
     #: Where the files may be; downloads go to the first.
     folders: tuple[str, ...]
     train: int
@@ -95,12 +95,11 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 def _files(
     homes: tuple[str, ...], facts: tuple[tuple[str, int, str, str], ...]
-) -> tuple[OfficialFile, OfficialFile, OfficialFile, OfficialFile]:
-    a, b, c, d = (
+) -> tuple[OfficialFile, ...]:
+    return tuple(
         OfficialFile(name, size, md5, sha256, tuple(home + name for home in homes))
         for name, size, md5, sha256 in facts
     )
-    return a, b, c, d
 
 
 MNIST = Idx(
