@@ -123,18 +123,14 @@ def test_threads_with_their_own_weights():
     assert field.module.module[0].weight is own
 
 
-@pytest.mark.parametrize("make", [nanode.Autonomous, nanode.TimeAppended])
+def gated(module):
+    members = [nn.Linear(4, 4), nanode.TimeVarying(module, nanode.Legendre(2))]
+    return stirred(nanode.Gated(members))
+
+
+@pytest.mark.parametrize("make", [nanode.Autonomous, nanode.TimeAppended, gated])
 def test_other_fields(make):
     field = make(Slow(nn.Linear(4, 4)))
-    x = torch.randn(3, 4)
-    times = [k / THREADS for k in range(THREADS)]
-    expected = [field(t, x) for t in times]
-    together([checked(field, t, x, y) for t, y in zip(times, expected, strict=True)])
-
-
-def test_gated():
-    members = [nn.Linear(4, 4), nanode.TimeVarying(Slow(nn.Linear(4, 4)), nanode.Legendre(2))]
-    field = stirred(nanode.Gated(members))
     x = torch.randn(3, 4)
     times = [k / THREADS for k in range(THREADS)]
     expected = [field(t, x) for t in times]
