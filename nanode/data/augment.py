@@ -11,6 +11,8 @@ from typing import Literal, final
 import torch
 from torch import Generator, Tensor
 
+from nanode.values import check_choice, checked_count
+
 Shape = tuple[int, int, int]
 
 
@@ -48,10 +50,8 @@ class Crop(Augmentation):
     mode: Literal["zero", "reflect"] = "zero"
 
     def __post_init__(self) -> None:
-        if self.padding < 1:
-            raise ValueError(f"expected padding of at least 1 pixel, got {self.padding}")
-        if self.mode not in ("zero", "reflect"):
-            raise ValueError(f"expected mode 'zero' or 'reflect', got {self.mode!r}")
+        checked_count("padding", self.padding)
+        check_choice("mode", self.mode, ("zero", "reflect"))
 
     def check(self, shape: Shape) -> None:
         """Padding must stay below the image's side."""
@@ -118,8 +118,7 @@ class Cutout(Augmentation):
     size: int = 16
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"expected a square of at least 1 pixel, got {self.size}")
+        checked_count("size", self.size)
 
     def check(self, shape: Shape) -> None:
         """The square must be smaller than the image."""

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from nanode.data.augment import Augmentation
 from nanode.data.images import Images
+from nanode.values import checked_count
 
 
 @final
@@ -61,8 +62,7 @@ class Batches:
         self.channels_last = channels_last
         self.epoch = 0
         self.position = 0
-        if batch_size < 1:
-            raise ValueError(f"expected a batch of at least 1 image, got {batch_size}")
+        checked_count("batch_size", batch_size)
         if not len(data) or (self.drop_last and len(data) < batch_size):
             raise ValueError(
                 f"{data.name} has {len(data):,} images, fewer than a batch of {batch_size:,}: "

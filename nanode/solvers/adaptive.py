@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nanode.solvers.grid import as_numbers
 from nanode.solvers.stepper import State
 from nanode.stages import Side
-from nanode.values import check_flag
+from nanode.values import check_choice, check_flag
 
 _METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 
@@ -40,8 +40,7 @@ class Adaptive:
     interpolate: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in _METHODS:
-            raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {self.method!r}")
+        check_choice("method", self.method, _METHODS)
         _check_tolerance("rtol", self.rtol)
         _check_tolerance("atol", self.atol)
         check_flag("interpolate", self.interpolate)

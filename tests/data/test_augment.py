@@ -74,9 +74,9 @@ def test_nothing_is_changed_in_place(augmentation):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Crop(0), "padding of at least 1 pixel, got 0"),
-        (lambda: Crop(1, "edge"), "'zero' or 'reflect', got 'edge'"),
-        (lambda: Cutout(0), "at least 1 pixel, got 0"),
+        (lambda: Crop(0), "padding must be a whole number of at least 1, got 0"),
+        (lambda: Crop(1, "edge"), "mode must be one of zero, reflect; got 'edge'"),
+        (lambda: Cutout(0), "size must be a whole number of at least 1, got 0"),
         (lambda: Crop(7).check(SHAPE), "below the image's side, 7 pixels, got 7"),
     ],
 )

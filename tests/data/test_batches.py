@@ -239,7 +239,7 @@ def test_order_and_augmentations_have_streams_of_their_own(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "at least 1 image, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
         ({"batch_size": 1438}, "digits train has 1,437 images, fewer than a batch of 1,438"),
         ({"dtype": torch.uint8}, "floating-point dtype, got torch.uint8"),
         ({"augment": [Crop(8)]}, "below the image's side, 8 pixels"),

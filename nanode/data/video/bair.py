@@ -24,6 +24,7 @@ from nanode.data.source import ANOTHER, DataError, Progress
 from nanode.data.video.clips import Clips, StoredClips, VideoData
 from nanode.data.video.example import MalformedError, byte_features
 from nanode.data.video.records import REMEDY, Records
+from nanode.values import check_choice
 
 ARCHIVE = "bair_robot_pushing_dataset_v0.tar"
 URL = f"http://rail.eecs.berkeley.edu/datasets/{ARCHIVE}"
@@ -53,8 +54,7 @@ def load_bair(
     ``view`` is the camera. The mapped copies (16 GB for all training sequences) are made in the
     folder ``cache``, by default beside the two splits, when frames are first asked for.
     """
-    if view not in ("aux1", "main"):
-        raise ValueError(f"expected view 'aux1' or 'main', got {view!r}")
+    check_choice("view", view, ("aux1", "main"))
     folder = root / FOLDER
     home = folder if cache is None else Path(cache).expanduser()
     train, test = (

@@ -299,5 +299,5 @@ def test_more_frames_than_there_are(root):
 
 
 def test_an_unknown_view(root):
-    with pytest.raises(ValueError, match="'aux1' or 'main', got 'top'"):
+    with pytest.raises(ValueError, match="view must be one of aux1, main; got 'top'"):
         load("bair", root=root, view="top")
