@@ -73,7 +73,7 @@ class Tradeoff:
             standing(self.plan(options, root), root, options),
             "![smoothness, accuracy and steps](tradeoff.png)",
             table(header, rows),
-            _judged(found, _noise(root, options)),
+            _judged(found, pooled([_several(root, options)])),
             _grids(found),
             settings_table(cells.items(), ["order", "penalty"]),
         ]
@@ -154,11 +154,6 @@ def _row(order: int, weight: float, read: Read, least: float | None) -> list[obj
     common = None if least is None else fewest_steps(found["grids"], least)
     reached = "–" if least is None else "none" if common is None else str(common)
     return [order, f"{weight:g}", f"{found['motion']:.3g}", read.cell, fewest, accuracy, reached]
-
-
-def _noise(root: Path, options: Options) -> Noise | None:
-    """What accuracies vary by, as far as Table 1 tells."""
-    return pooled([_several(root, options)])
 
 
 def _judged(found: Mapping[Point, Read], noise: Noise | None) -> str:
