@@ -28,9 +28,29 @@ def with_parameters(
     field: nn.Module, parameters: Mapping[str, Tensor], function: Callable[..., T], *inputs: Any
 ) -> T:
     """``function(*inputs)`` while the field has these parameters."""
-    named = {f"field.{name}": parameter for name, parameter in parameters.items()}
     with alone(field), here():
-        found: T = torch.func.functional_call(_Reached(field), named, (function, *inputs))
+        named = {f"field.{name}": value for name, value in _everywhere(field, parameters).items()}
+        # Ties are among the names already; those that it finds itself it doesn't undo right.
+        found: T = torch.func.functional_call(
+            _Reached(field), named, (function, *inputs), tie_weights=False
+        )
+    return found
+
+
+def _everywhere(field: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by one name for each place that they have, shared ones in all of theirs.
+
+    ``functional_call`` would put a parameter into a module that has two names by both of them, and
+    leave it there: what it takes out the second time is what it put in the first time.
+    """
+    own = dict(field.named_parameters(remove_duplicate=False))
+    # A field around this one may have taken some: their places are empty, and no longer shared.
+    shared = {id(own[name]): value for name, value in parameters.items() if name in own}
+    found = dict(parameters)
+    for path, part in field.named_modules():
+        for leaf, value in part._parameters.items():
+            if id(value) in shared:
+                found.setdefault(f"{path}.{leaf}".lstrip("."), shared[id(value)])
     return found
 
 
