@@ -32,13 +32,35 @@ def function_penalty(model: nn.Module) -> Tensor:
     >>> torch.allclose(nanode.function_penalty(field), weight.square().sum())
     True
     """
-    return torch.stack([trajectory.energy(0) for trajectory in trajectories(model)]).sum()
+    return torch.stack([_energy(trajectory, 0) for trajectory in trajectories(model)]).sum()
 
 
 def smoothness_penalty(model: nn.Module, m: int = 1) -> Tensor:
     r"""How much the weights move, :math:`\int \|W^{(m)}(t)\|^2 dt`; zero for constant weights."""
     m = checked_count("m", m, 1, "; for m = 0 use function_penalty(model)")
-    return torch.stack([trajectory.energy(m) for trajectory in trajectories(model)]).sum()
+    return torch.stack([_energy(trajectory, m) for trajectory in trajectories(model)]).sum()
+
+
+def _energy(trajectory: Trajectory, m: int) -> Tensor:
+    """The energy of a trajectory; of all of it where each process has a part of its parameters."""
+    own = dict(trajectory.named_parameters())
+    whole = {name: gathered(parameter) for name, parameter in own.items()}
+    if all(whole[name] is parameter for name, parameter in own.items()):
+        return trajectory.energy(m)
+    given = {f"trajectory.{name}": parameter for name, parameter in whole.items()}
+    energy: Tensor = torch.func.functional_call(_Energy(trajectory), given, (m,))
+    return energy
+
+
+class _Energy(nn.Module):
+    """The energy of a trajectory as a module, for ``functional_call`` to reach."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        super().__init__()
+        self.trajectory = trajectory
+
+    def forward(self, m: int) -> Tensor:
+        return self.trajectory.energy(m)
 
 
 def trajectories(model: nn.Module) -> list[Trajectory]:

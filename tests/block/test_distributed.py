@@ -100,6 +100,46 @@ def _penalties(block):
     return nanode.coefficient_penalty(block) + nanode.function_penalty(block)
 
 
+def _others(kind):
+    """A block whose weights move by other trajectories than an expansion."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 3).double()
+    if kind == "orthogonal":
+        field = nanode.TimeVarying(layer, nanode.Legendre(2), orthogonal=nanode.Skew())
+    else:
+        field = nanode.TimeVarying(layer, weights=nanode.Hypernetwork)
+    with torch.no_grad():
+        for p in field.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return nanode.ODEBlock(field, 2)
+
+
+def _energies(block, kind):
+    smooth = nanode.smoothness_penalty(block) if kind == "orthogonal" else 0.0
+    return nanode.function_penalty(block) + smooth
+
+
+def _sharded_others(rank, world):
+    """Penalties before and after a solve, where each process has a part of every parameter."""
+    found = {}
+    for kind in ("orthogonal", "hypernetwork"):
+        block = _others(kind)
+        fully_shard(block, mesh=init_device_mesh("cpu", (world,)))
+        _energies(block, kind).backward()
+        block(torch.ones(2, 3, dtype=DOUBLE)).sum().backward()
+        _energies(block, kind).backward()
+        found[kind] = [p.grad.full_tensor() for p in block.parameters()]
+    return found
+
+
+def test_penalties_of_other_trajectories_sharded(tmp_path):
+    for kind, got in _by_two(_sharded_others, tmp_path).items():
+        block = _others(kind)
+        (2 * _energies(block, kind) + block(torch.ones(2, 3, dtype=DOUBLE)).sum()).backward()
+        expected = {n: p.grad for n, p in block.named_parameters()}
+        assert distance(dict(zip(expected, got, strict=True)), expected) < 1e-12, kind
+
+
 def test_fully_sharded(tmp_path):
     block = make()
     batch = torch.randn(8, 3, dtype=DOUBLE)
