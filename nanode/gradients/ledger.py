@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from nanode.fields.field import Weights
 from nanode.gradients.once import refuse_batched
@@ -91,7 +92,7 @@ class Ledger:
         table: Table,
     ) -> None:
         self.chunk, self.again, self.table = chunk, again, table
-        self.parameters = {name: _unhooked(p) for name, p in parameters.items()}
+        self.parameters = {name: _own_leaf(p) for name, p in parameters.items()}
         self.chunks: dict[int, Chunk] = {}
         self.sums: list[Tensor | None] = [None] * len(parameters)
         self.serve(stages)
@@ -152,11 +153,22 @@ class Ledger:
         self.sums = [_sum(a, b) for a, b in zip(self.sums, sums, strict=True)]
 
 
-def _unhooked(parameter: Tensor) -> Tensor:
-    """A parameter; an alias where hooks wait for its gradient, which is not yet whole here."""
-    if parameter.is_leaf and not parameter._backward_hooks:
+def _own_leaf(parameter: Tensor) -> Tensor:
+    """A parameter; an alias where hooks wait for its gradient, which is not yet whole here.
+
+    And where it is a copy that hooks on saved tensors made (to offload or compress them), whose
+    gradient would be the parameter's.
+    """
+    if parameter.is_leaf and not parameter._backward_hooks and _ends_in_itself(parameter):
         return parameter
     return _leaf(parameter, parameter)
+
+
+def _ends_in_itself(leaf: Tensor) -> bool:
+    if not leaf.requires_grad:
+        return True
+    end: Any = get_gradient_edge(leaf).node
+    return end.variable is leaf
 
 
 def _leaf(tensor: Tensor, like: Tensor) -> Tensor:

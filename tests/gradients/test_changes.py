@@ -71,6 +71,34 @@ def test_a_hook_on_a_parameter_is_called_once_by_an_adaptive_adjoint():
     assert len(calls) == 1
 
 
+# ---- hooks on saved tensors, which may give others of the same values
+
+
+@METHODS
+@pytest.mark.parametrize("own", [True, False], ids=["own weights", "lent weights"])
+def test_saved_tensors_that_come_back_as_copies(gradient, solver, own):
+    """As they do where they are offloaded, compressed or kept on a disk meanwhile."""
+    field, x = nanode.TimeVarying(net(), nanode.Legendre(2), overrides={"2": None}), point()
+    field.trajectory.coefficients["0.bias"].requires_grad_(False)
+    lent = {
+        f"field.{name}": p if own else (1.7 * p.detach()).requires_grad_(p.requires_grad)
+        for name, p in field.named_parameters()
+    }
+    trained = [x, *(p for p in lent.values() if p.requires_grad)]
+    found = []
+    for method in (nanode.Backprop(), gradient):
+        block = nanode.ODEBlock(field, 8, solver, method)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(force=True), _restored):
+            y = block(x) if own else functional_call(block, lent, (x,))
+        found.append(torch.autograd.grad(y.square().sum(), trained))
+    for a, b in zip(*found, strict=True):
+        assert off(a, b) < 1e-10
+
+
+def _restored(array):
+    return torch.from_numpy(array.copy())
+
+
 # ---- weights lent for the forward pass, or changed after it
 
 
