@@ -71,6 +71,32 @@ def test_a_hook_on_a_parameter_is_called_once_by_an_adaptive_adjoint():
     assert len(calls) == 1
 
 
+class TwoNames(nn.Module):
+    """A module with a layer under two names, as in a list of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.parts = nn.ModuleList([self.layer, nn.Tanh()])
+
+    def forward(self, x):
+        return self.parts[1](self.layer(x))
+
+
+@METHODS
+def test_a_hook_on_a_parameter_of_a_layer_with_two_names(gradient, solver):
+    x, found = point(), []
+    block = nanode.ODEBlock(nanode.Autonomous(TwoNames()), 8, solver, gradient)
+    before = list(block.parameters())
+    before[0].register_hook(lambda grad: 10 * grad)
+    for method in (nanode.Backprop(), gradient, gradient):
+        block.gradient = method
+        found.append(torch.autograd.grad(block(x).square().sum(), before))
+        assert all(a is b for a, b in zip(before, block.parameters(), strict=True))
+    for exact, *others in zip(*found, strict=True):
+        assert max(off(other, exact) for other in others) < 1e-12
+
+
 # ---- hooks on saved tensors, which may give others of the same values
 
 
