@@ -168,8 +168,12 @@ if not TYPE_CHECKING:
         "transforms",
         "analysis",
     )
+    #: None of whose names are the package's own.
+    _OTHERS = ("models", "data", "training")
 
     def __getattr__(name: str) -> Any:
+        if name in _OTHERS:
+            return import_module(f"{__name__}.{name}")
         if name not in (*__all__, *_PARTS):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         for part in _PARTS:
@@ -178,4 +182,4 @@ if not TYPE_CHECKING:
         return globals()[name]
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_PARTS})
+        return sorted({*globals(), *__all__, *_PARTS, *_OTHERS})

@@ -58,9 +58,14 @@ for way in {ways}:
     assert alone(code).split() == ["Euler"] * len(ways)
 
 
+def test_parts_without_names_of_the_package():
+    code = "import nanode; print(nanode.training.calibrate.__name__, nanode.data.load.__name__)"
+    assert alone(code) == "calibrate load"
+
+
 def test_names_can_be_completed():
     found = alone("import nanode; print(*dir(nanode))").split()
-    assert {*shown(), "analysis", "solvers", "__version__"} <= {*found}
+    assert {*shown(), "analysis", "solvers", "training", "__version__"} <= {*found}
 
 
 def test_a_name_that_is_not_there():
