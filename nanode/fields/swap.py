@@ -143,6 +143,21 @@ def refuse_lent(module: nn.Module) -> None:
             )
 
 
+def _refuse_fixed(owner: nn.Module, leaf: str, name: str) -> None:
+    """Refuse weights that can't have other values for the length of a call, or no gradients."""
+    if isinstance(owner, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{name} belongs to a ScriptModule, which keeps its weights to itself, so they can't "
+            "move; wrap the module that it was made of"
+        )
+    if leaf == "weight" and isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse:
+        raise ValueError(
+            f"{name} is to have sparse gradients, which coefficients of a moving weight can't "
+            "have; make the embedding with sparse=False, or leave the weight constant by "
+            f"overrides={{{name!r}: None}}"
+        )
+
+
 class Lender:
     """Knows where each named weight of a module lives, and puts others there for one call.
 
@@ -156,11 +171,15 @@ class Lender:
         #: Where weights live; the first name of each, and its own.
         self.places: list[tuple[nn.Module, str, str, str]] = []
         canonical: dict[int, str] = {}
+        parts = dict(module.named_modules(remove_duplicate=False))
         for name, parameter in module.named_parameters(remove_duplicate=False):
             first = canonical.setdefault(id(parameter), name)
             path, _, leaf = name.rpartition(".")
-            self.places.append((module.get_submodule(path), leaf, first, name))
+            self.places.append((parts[path], leaf, first, name))
         refuse_lent(module)
+        for owner, leaf, name, own in self.places:
+            if name in self.moving:
+                _refuse_fixed(owner, leaf, own)
         for owner, leaf, name, _ in self.places:
             if name in moving:
                 owner._parameters[leaf] = None

@@ -224,3 +224,20 @@ def test_a_field_whose_coefficients_have_gone():
     ):
         with pytest.raises(ValueError, match="have gone to a field that was made of"):
             use()
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_refuses_sparse_gradients_of_weights_that_move(kind):
+    module = nn.ModuleDict({"table": kind(4, 2, sparse=True), "layer": nn.Linear(2, 2)})
+    refused(r"table\.weight is to have sparse gradients", module, nanode.Legendre(2))
+    nanode.TimeVarying(module, nanode.Legendre(2), overrides={"table": None})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("inside", [False, True])
+def test_refuses_weights_of_a_scripted_module(inside):
+    module = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    module = nn.Sequential(module) if inside else module
+    refused(r"weight belongs to a ScriptModule", module, nanode.Legendre(2))
+    x = torch.randn(3, 2)
+    assert torch.equal(nanode.Autonomous(module)(0.0, x), module(x))
