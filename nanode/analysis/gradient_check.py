@@ -141,7 +141,8 @@ def _gradients(
     result = tree_flatten(twin(x, *conditioning))[0]
     generator = torch.Generator().manual_seed(0)
     loss = sum(
-        (part * torch.randn(part.shape, generator=generator).to(part)).sum().real for part in result
+        (part * torch.randn(part.shape, generator=generator, device="cpu").to(part)).sum().real
+        for part in result
     )
     named = {name: p for name, p in twin.named_parameters() if p.requires_grad}
     for label, values in (("x", x), ("conditioning", conditioning)):

@@ -63,14 +63,14 @@ def gradient_norms(
     for k in reversed(range(solve.steps)):
         pulled = solve.pull(pulled, k, k + 1)
         norms.append(in_double(pulled).norm())
-    times = torch.tensor(solve.times, dtype=torch.float64)
+    times = torch.tensor(solve.times, dtype=torch.float64, device="cpu")
     return GradientNorms(times, torch.stack(norms[::-1]).cpu())
 
 
 def _direction(solve: Linearised, gradient: Any) -> Tensor:
     if gradient is None:
         generator = torch.Generator().manual_seed(0)
-        random = torch.randn(solve.size, generator=generator, dtype=torch.float64)
+        random = torch.randn(solve.size, generator=generator, dtype=torch.float64, device="cpu")
         direction: Tensor = random / random.norm()
         return direction.to(solve.begin)
     parts = tree_flatten(gradient)[0]

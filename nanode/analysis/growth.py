@@ -61,12 +61,12 @@ def growth_rates(
     solve.require_memoryless("a growth rate")
     count = min(checked_count("count", count, least=1), solve.size)
     generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(solve.size, count, generator=generator, dtype=torch.float64)
+    start = torch.randn(solve.size, count, generator=generator, dtype=torch.float64, device="cpu")
     columns = torch.linalg.qr(start)[0]
     grown = []
     for k in range(solve.steps):
         columns, upper = torch.linalg.qr(hosted(solve.step(k).apply(columns.to(solve.begin))))
         grown.append(in_double(upper.diagonal().abs()).log())
-    times = torch.tensor(solve.times[1:], dtype=torch.float64)
+    times = torch.tensor(solve.times[1:], dtype=torch.float64, device="cpu")
     total = torch.stack(grown).cumsum(0).cpu()
     return GrowthRates(times, total / (times - solve.times[0]).abs()[:, None])

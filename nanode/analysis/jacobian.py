@@ -97,9 +97,9 @@ def jacobian_spectrum(
         values.append(in_double(found))
         norms.append(norm)
     return JacobianSpectrum(
-        torch.tensor([solve.times[k] for k in where], dtype=torch.float64),
+        torch.tensor([solve.times[k] for k in where], dtype=torch.float64, device="cpu"),
         torch.stack(values),
-        torch.tensor(norms, dtype=torch.float64),
+        torch.tensor(norms, dtype=torch.float64, device="cpu"),
     )
 
 

@@ -178,7 +178,9 @@ def _krylov(
     checked_count("depth", depth, least=1)
     width = min(count + 1, operator.size)
     generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(operator.size, width, generator=generator, dtype=torch.float64)
+    start = torch.randn(
+        operator.size, width, generator=generator, dtype=torch.float64, device="cpu"
+    )
     block: Tensor = torch.linalg.qr(hosted(start.to(operator.like)))[0]
     basis = block
     for _ in range(depth):

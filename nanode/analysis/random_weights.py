@@ -92,12 +92,12 @@ def random_weights(
 def lecun_normal(shape: tuple[int, ...], seed: int) -> Tensor:
     """Independent normal numbers of variance 1/fan_in, the last axis."""
     generator = torch.Generator().manual_seed(seed)
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     return normal / math.sqrt(shape[-1])
 
 
 def _values(basis: Basis, points: int) -> tuple[Tensor, Tensor]:
-    times = torch.linspace(*basis.interval, points, dtype=torch.float64)
+    times = torch.linspace(*basis.interval, points, dtype=torch.float64, device="cpu")
     return times, basis(times)
 
 

@@ -90,7 +90,7 @@ def sensitivity(
         matrices = solve_variational(subject, of.adaptive, [begin, *wanted], parameters=True)
     else:
         matrices = _of_steps(Linearised(subject, of, wanted, parameters=True), wanted)
-    times = torch.tensor([begin, *wanted], dtype=torch.float64)
+    times = torch.tensor([begin, *wanted], dtype=torch.float64, device="cpu")
     start = torch.zeros_like(matrices[0])
     return Sensitivity(times, torch.stack([start, *matrices]), subject.columns)
 
@@ -116,7 +116,7 @@ def sensitivity_values(
     for k in solve.positions(wanted):
         operator = _of_parameters(solve.transition(0, k), subject.size)
         values.append(largest_singular_values(operator, count, depth=depth, seed=seed))
-    times = torch.tensor(wanted, dtype=torch.float64)
+    times = torch.tensor(wanted, dtype=torch.float64, device="cpu")
     return SingularValues("S(t)", times, in_double(torch.stack(values)))
 
 

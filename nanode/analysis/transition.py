@@ -110,7 +110,7 @@ def state_transition(
         solve = Linearised(subject, of, [begin, *wanted])
         first, *rest = solve.positions([begin, *wanted])
         matrices = solve.reached(eye, first, rest)
-    times = torch.tensor([begin, *wanted], dtype=torch.float64)
+    times = torch.tensor([begin, *wanted], dtype=torch.float64, device="cpu")
     return Transition(begin, times, torch.stack([eye, *matrices]))
 
 
@@ -147,7 +147,9 @@ def transition_values(
         for k in rest
     ]
     return SingularValues(
-        "Φ(t, τ)", torch.tensor(wanted, dtype=torch.float64), in_double(torch.stack(values))
+        "Φ(t, τ)",
+        torch.tensor(wanted, dtype=torch.float64, device="cpu"),
+        in_double(torch.stack(values)),
     )
 
 

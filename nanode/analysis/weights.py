@@ -78,5 +78,5 @@ def moving_weights(field: Field | ODEBlock, points: int) -> tuple[Tensor, Named]
     moving = {name: torch.cat([table, tables[1][name]]) for name, table in tables[0].items()}
     if not moving:
         raise ValueError("no weight of this field moves in time")
-    times = torch.tensor([float(point) for point in grid.points], dtype=torch.float64)
+    times = torch.tensor([float(point) for point in grid.points], dtype=torch.float64, device="cpu")
     return times, moving

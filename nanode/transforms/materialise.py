@@ -214,8 +214,7 @@ def _plain_norm(norm: BatchNorm, stage: Stage) -> Norm:
             norm.running_var.new_ones(norm.features),
         )
     found.running_mean, found.running_var = mean.detach().clone(), var.detach().clone()
-    assert found.num_batches_tracked is not None
-    found.num_batches_tracked = found.num_batches_tracked.to(mean.device)
+    found.num_batches_tracked = torch.zeros((), dtype=torch.long, device=mean.device)
     return found.train(norm.training)
 
 

@@ -166,7 +166,7 @@ def _fitted(path: Trajectory, basis: Basis, cutoff: float | None) -> Named:
     else:  # as an expansion in functions that are 1 at one node each
         stages, weights = _nodes(path, basis, basis.size)
         own = {name: _flat(w) for name, w in path.table(stages).items()}
-        old = torch.eye(len(stages), dtype=torch.float64)
+        old = torch.eye(len(stages), dtype=torch.float64, device="cpu")
     fit = _Fit(basis.on(stages), old, weights)
     return {name: fit.coefficients(alpha, cutoff) for name, alpha in own.items()}
 

@@ -303,3 +303,14 @@ def test_a_module_at_a_time_refuses():
         nanode.module_at(nn.Linear(3, 3), 0.3)
     with pytest.raises(ValueError, match="t must be"):
         nanode.module_at(nanode.Autonomous(nn.Linear(3, 3)), float("nan"))
+
+
+def test_norms_while_new_tensors_go_elsewhere():
+    module = nn.Sequential(nn.Linear(3, 3), nanode.BatchNorm(3))
+    block = nanode.ODEBlock(nanode.TimeVarying(module, nanode.Legendre(2)), 4)
+    x = torch.randn(5, 3)
+    block(x)
+    block.eval()
+    with torch.device("meta"):
+        plain = nanode.materialise(block)
+    assert torch.equal(plain(x), block(x))

@@ -256,3 +256,12 @@ def test_weights_may_have_the_names_of_a_dicts_methods(name):
     field = nanode.TimeVarying(Named(), nanode.Legendre(2))
     found = nanode.project(field, nanode.Chebyshev(3))
     assert max(nanode.projection_errors(field, found).values()) < 1e-6
+
+
+def test_a_hypernetwork_while_new_tensors_go_elsewhere():
+    field = nanode.TimeVarying(nn.Linear(3, 3), weights=nanode.Hypernetwork)
+    expected = nanode.project(field, nanode.Legendre(3))
+    with torch.device("meta"):
+        found = nanode.project(field, nanode.Legendre(3))
+    for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(a, b)
