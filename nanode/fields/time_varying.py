@@ -113,7 +113,7 @@ class TimeVarying(ModuleField):
                 f"{type(module).__name__} has no parameters, so nothing can move in time; "
                 "use nanode.Autonomous(module)"
             )
-        _refuse_uninitialised(parameters)
+        refuse_uninitialised(parameters)
         check_norms(module)
         if isinstance(start, str):
             if start != "untied":
@@ -172,7 +172,8 @@ class TimeVarying(ModuleField):
             return moving | self._lender.constant(self.module)
 
 
-def _refuse_uninitialised(parameters: Mapping[str, Tensor]) -> None:
+def refuse_uninitialised(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse what a lazy module has before its first call."""
     for name, parameter in parameters.items():
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(

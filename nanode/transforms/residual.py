@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn.utils import parametrize
 from nanode.bases import Bucketed
 from nanode.block import ODEBlock
 from nanode.fields import BatchNorm, TimeVarying, convert_norms
+from nanode.fields.time_varying import refuse_uninitialised
 from nanode.gradients import Gradient
 from nanode.trajectories import Untied
 
@@ -26,8 +28,8 @@ def from_layers(
     evaluation has the statistics of that layer's batch norms, so that the flow computes what the
     layers do. It can be projected to another basis, solved with less memory, and trained on.
 
-    Layers may differ in parameters and statistics alone. What a module of your own keeps in plain
-    attributes is taken from the first.
+    Layers may differ in parameters and statistics alone, and are refused otherwise. What a module
+    of your own keeps in plain attributes isn't compared; the first layer's holds for all.
 
     >>> import nanode, torch
     >>> layers = [torch.nn.Linear(3, 3) for _ in range(4)]
@@ -38,9 +40,11 @@ def from_layers(
     >>> torch.allclose(flow(x), expected, atol=1e-6)
     True
     """
-    layers = list(layers)
+    layers = list(layers) if isinstance(layers, Iterable) else []
     if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
         raise ValueError("from_layers takes the modules m_k of x + m_k(x), at least one")
+    for layer in layers:
+        refuse_uninitialised(dict(layer.named_parameters()))
     own = [convert_norms(copy.deepcopy(layer)) for layer in layers]
     for k, layer in enumerate(own):
         if (difference := _difference(own[0], layer)) is not None:
@@ -79,21 +83,75 @@ def _kind(part: nn.Module) -> tuple[type, str]:
     return parametrize.type_before_parametrizations(part), part.extra_repr()
 
 
+#: Attributes that say what has happened to a module so far, not what it does.
+_PASSING = ("training", "stage", "times", "updates", "reset_at")
+
+
+def _settings(part: nn.Module) -> dict[str, Any]:
+    """What torch's modules and ours keep in plain attributes, not all of which they show."""
+    hooks = {"hooks": len(part._forward_pre_hooks) + len(part._forward_hooks)}
+    kind: type = parametrize.type_before_parametrizations(part)
+    if kind.__module__.partition(".")[0] not in ("torch", "nanode"):
+        return hooks
+    return hooks | {
+        name: value
+        for name, value in vars(part).items()
+        if (value is None or isinstance(value, bool | int | float | str | tuple))
+        and not name.startswith("_")
+        and name not in _PASSING
+    }
+
+
+def _firsts(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """All names of things, to the first name of the same."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(thing), name) for name, thing in named}
+
+
 def _difference(first: nn.Module, other: nn.Module) -> str | None:
     """What a layer has where the first has something else, in words."""
     nothing: tuple[str, None] = ("", None)
-    pairs = zip_longest(first.named_modules(), other.named_modules(), fillvalue=nothing)
-    for (name, a), (_, b) in pairs:
+    parts, others = (list(m.named_modules(remove_duplicate=False)) for m in (first, other))
+    for (name, a), (own, b) in zip_longest(parts, others, fillvalue=nothing):
+        where = f" ({name})" if name else ""
         if a is None or b is None or _kind(a) != _kind(b):
-            return f"{b} where the first has {a}" + (f" ({name})" if name else "")
+            return f"{b} where the first has {a}{where}"
+        if name != own:
+            return f"a part {own!r} where the first has {name!r}"
+        if a.training != b.training:
+            modes = ["train mode" if part.training else "eval mode" for part in (b, a)]
+            return f"{type(b).__name__} in {modes[0]} where the first has it in {modes[1]}{where}"
+        settings, theirs = _settings(a), _settings(b)
+        for key in settings | theirs:
+            mine, its = settings.get(key), theirs.get(key)
+            if mine != its:
+                return f"{type(b).__name__} with {key}={its} where the first has {mine}{where}"
+    if _firsts(parts) != _firsts(others):
+        return "parts that are shared in other places than those of the first"
     of_first, of_other = (
-        {name: (tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters()}
+        {
+            name: (tuple(p.shape), p.dtype, p.requires_grad)
+            for name, p in layer.named_parameters(remove_duplicate=False)
+        }
         for layer in (first, other)
     )
     if of_first != of_other:
-        return "parameters of other names or shapes, or others that are frozen, than the first"
-    theirs = dict(other.named_buffers())
-    for name, buffer in first.named_buffers():
-        if name.rpartition(".")[2] not in _ROWS and not torch.equal(buffer, theirs[name]):
+        return (
+            "parameters of other names, shapes or dtypes, or others that are frozen, than the first"
+        )
+    shared, its_shared = (
+        _firsts(layer.named_parameters(remove_duplicate=False)) for layer in (first, other)
+    )
+    if shared != its_shared:
+        return "parameters that are shared in other places than those of the first"
+    buffers, its_buffers = dict(first.named_buffers()), dict(other.named_buffers())
+    for name in buffers | its_buffers:
+        path, _, leaf = name.rpartition(".")
+        if leaf in _ROWS and isinstance(first.get_submodule(path), BatchNorm):
+            continue
+        ours, its_own = buffers.get(name), its_buffers.get(name)
+        if ours is None or its_own is None or ours.dtype != its_own.dtype:
+            return f"another buffer {name!r} than the first"
+        if not torch.equal(ours, its_own.to(ours.device)):
             return f"another buffer {name!r} than the first"
     return None

@@ -122,10 +122,40 @@ def frozen():
     return layer
 
 
-def masked(mask):
+def masked(mask, name="mask"):
     layer = nn.Sequential(nn.Linear(3, 3))
-    layer.register_buffer("mask", torch.tensor(mask))
+    layer.register_buffer(name, None if mask is None else torch.tensor(mask))
     return layer
+
+
+def repeated(*places):
+    """Two linear layers, in these places."""
+    parts = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    return nn.Sequential(*(parts[i] for i in places))
+
+
+def tied(*places):
+    """Three layers, some with the first one's weight."""
+    parts = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    for i in places:
+        parts[i].weight = parts[0].weight
+    return parts
+
+
+def named(*names):
+    layer = nn.ModuleDict({name: nn.Tanh() for name in names})
+    layer["linear"] = nn.Linear(3, 3)
+    return layer
+
+
+def hooked():
+    layer = nn.Linear(3, 3)
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return layer
+
+
+def encoder(**settings):
+    return nn.TransformerEncoderLayer(4, 2, 8, **settings)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +163,7 @@ def masked(mask):
     [
         ([], "at least one"),
         ([torch.tanh], "takes the modules"),
+        (nn.Linear(3, 3), "takes the modules"),
         ([nn.Tanh(), nn.Tanh()], "Tanh has no parameters"),
         ([nn.Linear(3, 3), nn.Linear(3, 4)], r"layer 1 has Linear\(.*out_features=4.* first has L"),
         ([nn.Linear(3, 3), nn.Linear(3, 3, bias=False)], "layer 1 has Linear"),
@@ -141,6 +172,23 @@ def masked(mask):
         ([nn.Sequential(nn.Tanh(), nn.Tanh()), nn.Sequential(nn.Tanh())], "None where the first"),
         ([nn.Linear(3, 3), frozen()], "others that are frozen"),
         ([masked([1.0]), masked([1.0]), masked([2.0])], "layer 2 has another buffer 'mask'"),
+        ([masked([1.0]), masked(None)], "layer 1 has another buffer 'mask'"),
+        ([masked(None), masked([1.0])], "layer 1 has another buffer 'mask'"),
+        ([masked([0.0]), masked([False])], "layer 1 has another buffer 'mask'"),
+        # Statistics are the norms' own; others are buffers like any.
+        ([masked([k], "running_mean") for k in (1.0, 2.0)], "another buffer 'running_mean'"),
+        ([nn.BatchNorm1d(3), nn.BatchNorm1d(3, eps=0.1)], "BatchNorm with eps=0.1 where .* 1e-05"),
+        ([nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=0.2)], "with momentum=0.2 where .* 0.1"),
+        ([nn.MultiheadAttention(4, heads) for heads in (1, 2)], "num_heads=2 where the first has"),
+        ([encoder(), encoder(norm_first=True)], "norm_first=True where the first has False"),
+        ([encoder(), encoder(activation="gelu")], "layer 1 has TransformerEncoderLayer with"),
+        ([nn.Linear(3, 3), nn.Linear(3, 3).eval()], "Linear in eval mode where .* train mode"),
+        ([nn.Linear(3, 3), hooked()], "layer 1 has Linear with hooks=1 where the first has 0"),
+        ([repeated(0, 1, 0), repeated(0, 1, 1)], "parts that are shared in other places"),
+        ([tied(1), tied(2)], "layer 1 has parameters that are shared in other places"),
+        ([named("a", "b"), named("a", "c")], "a part 'c' where the first has 'b'"),
+        ([nn.Linear(3, 3), nn.Linear(3, 3).double()], "shapes or dtypes"),
+        ([nn.LazyLinear(3), nn.LazyLinear(3)], "weight has no shape yet"),
     ],
 )
 def test_layers_of_several_kinds_are_refused(layers, message):
