@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from nanode.bases import Bucketed
 from nanode.block import ODEBlock
 from nanode.fields import BatchNorm, TimeVarying, convert_norms
+from nanode.fields.swap import StageAware
 from nanode.fields.time_varying import refuse_uninitialised
 from nanode.gradients import Gradient
 from nanode.trajectories import Untied
@@ -30,6 +31,9 @@ def from_layers(
 
     Layers may differ in parameters and statistics alone, and are refused otherwise. What a module
     of your own keeps in plain attributes isn't compared; the first layer's holds for all.
+
+    The evaluations of a flow that ``materialise`` has written out become that flow again where it
+    was solved by ``Euler`` with ``scale=steps`` on an interval of length 1, in equal steps.
 
     >>> import nanode, torch
     >>> layers = [torch.nn.Linear(3, 3) for _ in range(4)]
@@ -52,6 +56,7 @@ def from_layers(
                 f"layer {k} has {difference}; the layers of a flow differ in parameters and norm "
                 "statistics alone"
             )
+        _refuse_another_time(layer, k / len(own))
     statistics = _statistics(own)
     field = TimeVarying(own[0], Bucketed(len(own)), start=Untied(iter(own[1:]).__next__))
     flow = ODEBlock(field, len(own), scale=len(own), gradient=gradient, compile=compile)
@@ -70,12 +75,38 @@ def _statistics(layers: Sequence[nn.Module]) -> dict[str, tuple[Tensor, Tensor]]
     for name, part in layers[0].named_modules():
         if isinstance(part, BatchNorm):
             norms = [layer.get_submodule(name) for layer in layers]
-            means, variances = ([getattr(n, of) for n in norms] for of in _ROWS)
+            means, variances = ([_row(n, of) for n in norms] for of in _ROWS)
             found[name] = (torch.cat(means), torch.cat(variances))
+            part.times = ()  # of a flow that it may have been in
     return found
 
 
 _ROWS = ("running_mean", "running_var")
+
+
+def _row(norm: Any, of: str) -> Tensor:
+    """Statistics of one norm, which may have none so far."""
+    if len(norm.running_mean) > 1:
+        raise ValueError(
+            f"a BatchNorm in these layers has statistics of {len(norm.running_mean)} evaluations, "
+            "where a layer has those of one"
+        )
+    if not len(norm.running_mean):
+        norm.prepare((0.0,))
+    row: Tensor = getattr(norm, of)
+    return row
+
+
+def _refuse_another_time(layer: nn.Module, time: float) -> None:
+    """Refuse what was written out for another time than it would be told here."""
+    for part in layer.modules():
+        stage = part.stage if isinstance(part, StageAware) else None
+        if stage is not None and abs(float(stage.time) - time) > 1e-9:
+            raise ValueError(
+                f"{type(part).__name__} in a layer was written out for the time "
+                f"{float(stage.time):g}, which would be {time:g} in the flow; from_layers makes "
+                "flows on (0, 1) in equal steps"
+            )
 
 
 def _kind(part: nn.Module) -> tuple[type, str]:

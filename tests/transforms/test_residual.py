@@ -194,3 +194,46 @@ def encoder(**settings):
 def test_layers_of_several_kinds_are_refused(layers, message):
     with pytest.raises(ValueError, match=message):
         nanode.from_layers(layers)
+
+
+def test_layers_with_this_packages_own_norms(x):
+    """Such as have seen nothing yet, and those that convert_norms makes."""
+    for make in (lambda: nanode.BatchNorm(3), lambda: nanode.convert_norms(nn.BatchNorm1d(3))):
+        layers = [nn.Sequential(make(), nn.Linear(3, 3)).to(DOUBLE) for _ in range(3)]
+        expected = residual(copy.deepcopy(layers), x)
+        flow = nanode.from_layers(layers)
+        assert torch.allclose(flow(x), expected, rtol=1e-12)
+        norm = flow.field.module[0]
+        assert norm.running_mean.shape == (3, 3)
+        assert norm.running_mean.abs().amin(1).all()  # each moved once
+    several = nanode.BatchNorm(3)
+    several.prepare((0.0, 0.5))
+    with pytest.raises(ValueError, match="statistics of 2 evaluations"):
+        nanode.from_layers([nn.Sequential(several, nn.Linear(3, 3))])
+
+
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, t, x):
+        return t * self.inner(x)
+
+
+def test_layers_written_out_for_a_time(x):
+    """They are a flow again at these times alone, and where the flow can tell them the time."""
+
+    def evaluations(field, steps=4, **settings):
+        block = nanode.ODEBlock(field.to(DOUBLE), steps, **settings)
+        return nanode.materialise(block).evaluations
+
+    appended = evaluations(nanode.TimeAppended(nn.Linear(3, 3)))
+    expected = residual(appended, x)
+    assert torch.allclose(nanode.from_layers(appended)(x), expected, rtol=1e-12)
+    elsewhere = evaluations(nanode.TimeAppended(nn.Linear(3, 3)), interval=(0, 2))
+    with pytest.raises(ValueError, match=r"for the time 0\.5, which would be 0\.25 in"):
+        nanode.from_layers(elsewhere)
+    timed = nanode.TimeVarying(Timed(), nanode.Bucketed(4), takes_time=True)
+    with pytest.raises(ValueError, match=r"AtTime with time=0.25 where the first has 0\.0"):
+        nanode.from_layers(evaluations(timed))
