@@ -262,6 +262,11 @@ def _converted(norm: Any) -> nn.Module:
         return norm  # type: ignore[no-any-return]
     if norm.momentum is None:
         raise ValueError("nanode.BatchNorm needs a number as momentum, got None")
+    if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward:
+        raise ValueError(
+            f"{type(norm).__name__} does more than batch norm, by a forward of its own, which "
+            "nanode.BatchNorm hasn't; split it into nn.BatchNorm and the rest"
+        )
     own = BatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine)
     if norm.affine:
         own.weight, own.bias = norm.weight, norm.bias

@@ -135,3 +135,20 @@ def test_a_module_whose_conversion_is_refused_stays_as_it_was():
     with pytest.raises(ValueError, match="momentum"):
         nanode.convert_norms(module)
     assert list(module.modules()) == before
+
+
+def test_a_norm_that_does_more_is_refused():
+    """As some libraries have them, with an activation inside."""
+
+    class NormAndActivation(nn.BatchNorm2d):
+        def forward(self, input):
+            return super().forward(input).relu()
+
+    class Unchecked(nn.BatchNorm2d):
+        def _check_input_dim(self, input):
+            pass
+
+    with pytest.raises(ValueError, match="NormAndActivation does more than batch norm"):
+        nanode.convert_norms(nn.Sequential(NormAndActivation(3)))
+    (norm,) = nanode.convert_norms(nn.Sequential(Unchecked(3)))
+    assert isinstance(norm, nanode.BatchNorm)
