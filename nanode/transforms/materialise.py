@@ -1,7 +1,7 @@
 """A solve written out: one ordinary module an evaluation, and the solver's sums between them.
 
 Nothing moves any more and nothing is lent: layers can be pruned, quantised, exported or trained one
-by one. The way back is ``from_layers``.
+by one. The way back, where they are residual layers, is ``from_layers``.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Residual layers as a flow: the way back from ``materialise``."""
+"""Residual layers as a flow: the way back from ``materialise`` where it wrote such layers out."""
 
 import copy
 from collections.abc import Iterable, Sequence
