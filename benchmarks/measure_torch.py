@@ -4,6 +4,7 @@ Memory is the peak during forward + backward minus what was held before: of the 
 of the resident set on the CPU. Every timed call gets a fresh random input, made before the clock.
 """
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ def _reserved(cuda: bool) -> int:
     """Bytes that the allocator can't give back between passes."""
     if not cuda:
         return 0
+    gc.collect()  # graphs of an earlier solve may be in a cycle, and would be freed during this one
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()
