@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from nanode.fields.walk import parts_of
 from nanode.stages import Stage
 from nanode.tracing import traced
+from nanode.trajectories.trajectory import Reached
 
 T = TypeVar("T")
 #: Who has put torch's cache of parametrised weights aside.
@@ -29,10 +30,10 @@ def with_parameters(
 ) -> T:
     """``function(*inputs)`` while the field has these parameters."""
     with alone(field), here():
-        named = {f"field.{name}": value for name, value in _everywhere(field, parameters).items()}
+        named = {f"module.{name}": value for name, value in _everywhere(field, parameters).items()}
         # Ties are among the names already; those that it finds itself it doesn't undo right.
         found: T = torch.func.functional_call(
-            _Reached(field), named, (function, *inputs), tie_weights=False
+            Reached(field), named, (function, *inputs), tie_weights=False
         )
     return found
 
@@ -68,17 +69,6 @@ def here() -> AbstractContextManager[Any]:
     solve inside a field would wait there for a turn that this thread has.
     """
     return nullcontext() if traced() else torch.autograd.set_multithreading_enabled(False)
-
-
-class _Reached(nn.Module):
-    """Any function as a module with a field in it, for ``functional_call`` to reach."""
-
-    def __init__(self, field: nn.Module) -> None:
-        super().__init__()
-        self.field = field
-
-    def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        return function(*inputs)
 
 
 class StageAware(nn.Module):

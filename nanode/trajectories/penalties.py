@@ -9,7 +9,7 @@ two are exact, through the basis's Gram matrices:
 import torch
 from torch import Tensor, nn
 
-from nanode.trajectories.trajectory import Trajectory, gathered, squared
+from nanode.trajectories.trajectory import Reached, Trajectory, gathered, squared
 from nanode.values import checked_count
 
 
@@ -47,20 +47,10 @@ def _energy(trajectory: Trajectory, m: int) -> Tensor:
     whole = {name: gathered(parameter) for name, parameter in own.items()}
     if all(whole[name] is parameter for name, parameter in own.items()):
         return trajectory.energy(m)
-    given = {f"trajectory.{name}": parameter for name, parameter in whole.items()}
-    energy: Tensor = torch.func.functional_call(_Energy(trajectory), given, (m,))
+    given = {f"module.{name}": parameter for name, parameter in whole.items()}
+    inputs = (trajectory.energy, m)
+    energy: Tensor = torch.func.functional_call(Reached(trajectory), given, inputs)
     return energy
-
-
-class _Energy(nn.Module):
-    """The energy of a trajectory as a module, for ``functional_call`` to reach."""
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        super().__init__()
-        self.trajectory = trajectory
-
-    def forward(self, m: int) -> Tensor:
-        return self.trajectory.energy(m)
 
 
 def trajectories(model: nn.Module) -> list[Trajectory]:

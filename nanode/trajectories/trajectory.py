@@ -186,6 +186,18 @@ def gathered(parameter: Tensor) -> Tensor:
     return parameter if full is None else full()
 
 
+class Reached(nn.Module):
+    """Any function as a module with another one in it, for ``functional_call`` to reach."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """The function's value."""
+        return function(*inputs)
+
+
 def version(tensor: Tensor) -> int:
     """How often a tensor has been changed; those of inference mode don't count."""
     return 0 if tensor.is_inference() else tensor._version
