@@ -17,6 +17,7 @@ from nanode.experiments.table1_runs import (
     RATES,
     RECHOSEN,
     SCALES,
+    Grid,
     best_so_far,
     candidates,
     choice,
@@ -61,11 +62,12 @@ class Table1:
             "long": _long_column(root, options),
         }
         if rechosen(options):
-            columns["rechosen"] = _rechosen_column(root, options)
-        rows = [*((model, options.main) for model in tuned(options)), *rechosen(options)]
-        open_rows = any(undecided(model, options, root, data) for model, data in rows)
-        rows = [*((model, options.main) for model in MODELS), *rechosen(options)]
-        choices = [_choice_made(model, options, root, data) for model, data in rows]
+            columns |= {recipe: _rechosen_column(root, options, recipe) for recipe in RECHOSEN}
+        here = Grid(options.main)
+        rows = [*((model, here) for model in tuned(options)), *rechosen(options)]
+        open_rows = any(undecided(model, options, root, grid) for model, grid in rows)
+        rows = [*((model, here) for model in MODELS), *rechosen(options)]
+        choices = [_choice_made(model, options, root, grid) for model, grid in rows]
         page = write_table1(
             out / "table1.md",
             [*columns.values()],
@@ -159,24 +161,29 @@ def _long_column(root: Path, options: Options) -> Column:
     return Column("longer run", about, cells)
 
 
-def _rechosen_column(root: Path, options: Options) -> Column:
+def _rechosen_column(root: Path, options: Options, recipe: str) -> Column:
     """Where nothing was tried yet, cells are empty, and the column isn't shown."""
-    others = [TITLES[data] for data in options.sets if data != options.main]
+    found = [(model, grid) for model, grid in rechosen(options) if grid.recipe == recipe]
+    sets = dict.fromkeys(TITLES[grid.data] for _, grid in found)
     about = (
-        f"{' and '.join(RECHOSEN)} on {' and '.join(others)}, rate and scale chosen from the same "
-        "candidates on that data set's own held-out images. Planned only after first results of "
-        "the column before it had been seen"
+        f"{' and '.join(RECHOSEN[recipe])} on {' and '.join(sets)}, rate and scale chosen from the "
+        "same candidates, trained for so many epochs, on that data set's own held-out images. "
+        "Planned only after first results of the columns before it had been seen"
     )
     cells: dict[str, dict[str, Cell]] = {}
-    for model, data in rechosen(options):
-        chosen = choice(model, options, root, data)
+    for model, grid in found:
+        chosen = choice(model, options, root, grid)
         if chosen is not None:
-            cell = Cell.seeds(root, folder_of("long", model, data, chosen))
+            cell = Cell.seeds(root, folder_of("long", model, grid.data, chosen))
         else:
-            begun = _choice_made(model, options, root, data) is not None
-            cell = Cell(note=no_choice(model, options, root, data) if begun else "")
-        cells.setdefault(data, {})[model] = cell
-    return Column("longer run, chosen there", about, cells)
+            begun = _choice_made(model, options, root, grid) is not None
+            cell = Cell(note=no_choice(model, options, root, grid) if begun else "")
+        cells.setdefault(grid.data, {})[model] = cell
+    return Column(f"longer run, {_chosen_in(recipe)}", about, cells)
+
+
+def _chosen_in(recipe: str) -> str:
+    return f"chosen there in {read_recipe(recipe).epochs} epochs"
 
 
 def _marks(columns: Mapping[str, Column], options: Options) -> str:
@@ -187,11 +194,15 @@ def _marks(columns: Mapping[str, Column], options: Options) -> str:
         for data in options.sets:
             text = f"{model}, {TITLES[data]}, longer run, per cent"
             found.append(Mark.accuracy(text, marks[data], columns["long"].cell(data, model)))
-            if (model, data) in rechosen(options):
-                text = f"the same, chosen on {TITLES[data]}"
-                found.append(
-                    Mark.accuracy(text, marks[data], columns["rechosen"].cell(data, model))
+            found += [
+                Mark.accuracy(
+                    f"the same, {_chosen_in(grid.recipe)}",
+                    marks[data],
+                    columns[grid.recipe].cell(data, model),
                 )
+                for row, grid in rechosen(options)
+                if (row, grid.data) == (model, data)
+            ]
     fast = [
         record
         for data in options.sets
@@ -203,15 +214,15 @@ def _marks(columns: Mapping[str, Column], options: Options) -> str:
 
 
 def _choice_made(
-    model: str, options: Options, root: Path, data: str | None = None
+    model: str, options: Options, root: Path, grid: Grid | None = None
 ) -> Choice | None:
     """What a row's choice was made from; None if nothing was tried but the shared recipe."""
-    found = candidates(model, options, root, data)
+    found = candidates(model, options, root, grid)
     records = {run.name: find_record(root, run.name) for run, _ in found}
-    if not any(record for name, record in records.items() if "/select/" in name):
+    if not any(record for name, record in records.items() if "/shared/" not in name):
         return None
     shown = {str(candidate): validation_text(records[run.name]) for run, candidate in found}
-    chosen = choice(model, options, root, data)
+    chosen = choice(model, options, root, grid)
     edges = []
     if chosen is not None:
         scale = chosen.scale or scale_of(model)
@@ -220,6 +231,7 @@ def _choice_made(
     known = [record for record in records.values() if record is not None]
     short = model == DEEP and not options.tiny
     label = f"{model} ({DEEP_EPOCHS} epochs)" if short else model
-    label += "" if data in (None, options.main) else f", {TITLES[data]}"
-    none = "none so far" if undecided(model, options, root, data) else f"none: {ALL_FAILED}"
+    if grid is not None and grid.data != options.main:
+        label = f"{model}, {TITLES[grid.data]} ({read_recipe(grid.recipe).epochs} epochs)"
+    none = "none so far" if undecided(model, options, root, grid) else f"none: {ALL_FAILED}"
     return Choice(label, shown, str(chosen or none), known, edges)

@@ -13,10 +13,11 @@ from nanode.experiments.table1_runs import (
     OTHERS,
     PAPER,
     RATES,
-    RECHOSEN,
+    Grid,
     candidates,
     choice,
     own,
+    rechosen,
     scales_of,
 )
 
@@ -68,14 +69,14 @@ def options():
     return Options(budget="full", seeds=2)
 
 
-def decide(options, root, write, model, accuracies, other=0.0, data=None):
+def decide(options, root, write, model, accuracies, other=0.0, grid=None):
     """Write all candidates of a row: validation accuracies by rate, and one of scale 3.
 
     Test accuracies would choose the opposite.
     """
-    for run, candidate in candidates(model, options, root, data)[: len(RATES)]:
+    for run, candidate in candidates(model, options, root, grid)[: len(RATES)]:
         write(run, validation=accuracies[candidate.lr], test=1 - accuracies[candidate.lr])
-    scales = candidates(model, options, root, data)[len(RATES) :]
+    scales = candidates(model, options, root, grid)[len(RATES) :]
     assert len(scales) == len(scales_of(model)) - 1  # the row's own was there already
     for run, candidate in scales:
         accuracy = other if candidate.scale == 3 else 0.0
@@ -83,10 +84,12 @@ def decide(options, root, write, model, accuracies, other=0.0, data=None):
 
 
 def test_candidates_never_see_test_images(options):
-    found = [run for run in TABLE1.plan(options) if "/select/" in run.name]
+    found = [run for run in TABLE1.plan(options) if "/select" in run.name]
     assert found
     assert not any(run.config.test for run in found)
-    assert {run.config.data for run in found if run.config.model not in RECHOSEN} == {"cifar10"}
+    assert all(run.config.validation is None for run in found)  # a tenth: 5,000 images
+    anew = {model for model, _ in rechosen(options)}
+    assert {run.config.data for run in found if run.config.model not in anew} == {"cifar10"}
     # The shared run is a candidate, too: it isn't trained twice.
     assert [c.lr for _, c in candidates("auto", options, None)] == list(RATES)
     names = [run.name for run, _ in candidates("auto", options, None)]
@@ -128,7 +131,8 @@ def test_the_scale_is_chosen_at_the_best_rate(options, tmp_path, write):
     assert {run.config.validation for run in long} == {0}  # nothing is left to choose
 
 
-def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write):
+@pytest.mark.parametrize(("recipe", "epochs"), [("table1", 16), ("table1-long", 45)])
+def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write, recipe, epochs):
     """Their longer runs stand in a column of their own, beside those of CIFAR-10's choice."""
 
     def lines(word):
@@ -136,6 +140,7 @@ def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write
         text = page.read_text(encoding="utf-8")
         return [line for line in text.splitlines() if word in line]
 
+    grid = Grid("cifar100", recipe)
     here, there = Candidate(lr=1.0, scale=3.0), Candidate(lr=0.4, scale=3.0)
     best_here = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
     decide(options, tmp_path, write, "t-nanode-10", best_here, other=0.75)
@@ -143,13 +148,15 @@ def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write
     assert long.name.endswith(f"{here}/seed0")
     write(long, test=0.5)
     assert not lines("cifar100/long/t-nanode-10")  # nothing more to come, so far as is known
-    write(candidates("t-nanode-10", options, tmp_path, "cifar100")[1][0])
+    write(candidates("t-nanode-10", options, tmp_path, grid)[1][0])
     (row,) = [line for line in lines("| t-nanode-10 | 66.49") if "50.00 (seed 0)" in line]
     assert row.endswith("| 50.00 (seed 0) |")  # a choice that is open has no column yet
     best_there = {0.1: 0.5, 0.4: 0.7, 1.0: 0.6, 2.5: 0.3}
-    decide(options, tmp_path, write, "t-nanode-10", best_there, other=0.75, data="cifar100")
+    decide(options, tmp_path, write, "t-nanode-10", best_there, other=0.75, grid=grid)
+    tried = [run.config for run, _ in candidates("t-nanode-10", options, tmp_path, grid)]
+    assert {(c.data, c.epochs) for c in tried} == {("cifar100", epochs)}
     assert choice("t-nanode-10", options, tmp_path) == here
-    assert choice("t-nanode-10", options, tmp_path, "cifar100") == there
+    assert choice("t-nanode-10", options, tmp_path, grid) == there
     plan = [run for run in TABLE1.plan(options, tmp_path) if "/long/t-" in run.name]
     assert {run.name for run in plan} == {
         f"table1/cifar10/long/t-nanode-10/{here}/seed0",
@@ -166,10 +173,9 @@ def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write
         "| t-nanode-10, CIFAR-100, longer run, per cent | ≥ 68.5 | 50.00 (seed 0) | "
         "**did not hold** |"
     ]
-    assert lines("the same, chosen on CIFAR-100") == [
-        "| the same, chosen on CIFAR-100 | ≥ 68.5 | 68.75 (seed 0) | held |"
-    ]
-    (chosen,) = lines("| t-nanode-10, CIFAR-100 | ")
+    text = f"the same, chosen there in {epochs} epochs"
+    assert lines(text) == [f"| {text} | ≥ 68.5 | 68.75 (seed 0) | held |"]
+    (chosen,) = lines(f"| t-nanode-10, CIFAR-100 ({epochs} epochs) | ")
     assert chosen.endswith(f"| {there} |")
     # Where only the main data set is meant there is nothing to choose anew.
     alone = TABLE1.plan(replace(options, data=("cifar10",)), tmp_path)
@@ -270,15 +276,15 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
         for run, _ in candidates(model, options, tmp_path):
             write(run, status="failed")
         assert choice(model, options, tmp_path) is None
-    for model in RECHOSEN:
-        for run, _ in candidates(model, options, tmp_path, "cifar100"):
+    for model, grid in rechosen(options):
+        for run, _ in candidates(model, options, tmp_path, grid):
             write(run, status="failed")
     # That is the end of it: nothing follows from such a choice.
     (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget="short"))
     text = page.read_text(encoding="utf-8")
     assert "still open" not in text
     assert "left to the longer run" not in text  # which won't come
-    assert text.count("none: every candidate failed") == len((*PAPER, DEEP, *RECHOSEN))
+    assert text.count("none: every candidate failed") == len((*PAPER, DEEP, *rechosen(options)))
 
 
 def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
@@ -312,9 +318,9 @@ def test_what_is_undecided_is_said(options, tmp_path, write):
     for model in (*PAPER, DEEP):
         decide(options, tmp_path, write, model, {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
     assert "choices that are still open" in page("short")  # those of CIFAR-100
-    for model in RECHOSEN:
+    for model, grid in rechosen(options):
         accuracies = {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3}
-        decide(options, tmp_path, write, model, accuracies, data="cifar100")
+        decide(options, tmp_path, write, model, accuracies, grid=grid)
     assert "choices that are still open" not in page("short")
     assert "choices that are still open" in page("full")  # others are tuned, too
     assert "The tiny variant" in page("tiny")
