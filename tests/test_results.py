@@ -11,7 +11,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 #: By experiment, the options of the runs that its page shows.
 PAGES = {
     "figure-order-test": Options(),
-    "figure-orthogonal": Options(budget="full"),
+    "figure-orthogonal": Options(),
     "figure-video": Options(seeds=2),
     "memory": Options(),
     "staged": Options(),

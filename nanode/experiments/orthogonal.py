@@ -27,8 +27,7 @@ MODELS = {
     "chebyshev-5-independent-orthogonal": "random, orthogonal",
 }
 PAIRS = (tuple(MODELS)[:2], tuple(MODELS)[2:])
-_RATES = (0.1, 1.0, 4.0, 16.0)
-RATES = {"short": _RATES, "full": _RATES, "tiny": _RATES[:2]}
+RATES = (0.1, 1.0, 4.0, 16.0)
 #: Half of Table 1's: whether learning collapses shows early.
 EPOCHS = 8
 #: A run that ends below twice the accuracy of guessing among ten classes has learnt nothing.
@@ -63,7 +62,7 @@ class FigureOrthogonal:
         return [
             planned(model, options, lr, seed)
             for seed in range(options.seeds)
-            for lr in RATES[options.budget]
+            for lr in rates(options)
             for model in MODELS
         ]
 
@@ -71,7 +70,7 @@ class FigureOrthogonal:
         """Curves by learning rate, final accuracies, and who collapsed."""
         cells = {
             (lr, model): _cell(root, model, options, lr)
-            for lr in RATES[options.budget]
+            for lr in rates(options)
             for model in MODELS
         }
         rows = [
@@ -86,13 +85,18 @@ class FigureOrthogonal:
             standing(self.plan(options, root), root, options),
             "![learning curves](figure-orthogonal.png)",
             table(header, rows),
-            _verdicts(cells, RATES[options.budget]),
+            _verdicts(cells, rates(options)),
             settings_table(settings.items(), ["learning rate", "weights"]),
         ]
-        panels = [panel for lr in RATES[options.budget] for panel in _panels(cells, lr)]
+        panels = [panel for lr in rates(options) for panel in _panels(cells, lr)]
         figure = draw(out / "figure-orthogonal.png", panels)
         page = write_page(out / "figure-orthogonal.md", "Orthogonal weights", parts)
         return [figure, page]
+
+
+def rates(options: Options) -> tuple[float, ...]:
+    """All of them, or two for seconds on a CPU."""
+    return RATES[:2] if options.tiny else RATES
 
 
 def planned(model: str, options: Options, lr: float, seed: int) -> Planned:
@@ -104,7 +108,7 @@ def planned(model: str, options: Options, lr: float, seed: int) -> Planned:
 
 def about(options: Options) -> str:
     """What was run within a budget, and what counts as a collapse."""
-    config = planned(next(iter(MODELS)), options, RATES[options.budget][0], 0).config
+    config = planned(next(iter(MODELS)), options, rates(options)[0], 0).config
     assert isinstance(config, TrainConfig)
     length = "for one epoch" if options.tiny else "with half of its epochs"
     recipe = "the tiny recipe" if options.tiny else "the recipe"

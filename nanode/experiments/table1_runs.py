@@ -171,9 +171,14 @@ def no_choice(model: str, options: Options, root: Path, grid: Grid | None = None
 
 def best_so_far(model: str, options: Options, root: Path) -> Candidate | None:
     """Of the candidates that are over, also of scales at what was the best rate once."""
-    every = [c for lr in RATES for c in (Candidate(lr), *_rescaled(model, lr))]
-    runs = [(_candidate(c, model, Grid(options.main), options), c) for c in every]
+    grid = Grid(options.main)
+    runs = [(_candidate(c, model, grid, options), c) for c in every_candidate(model)]
     return best([(run, c) for run, c in runs if find_record(root, run.name)], root)
+
+
+def every_candidate(model: str) -> list[Candidate]:
+    """All that may be tried for a row, whichever rate is best."""
+    return [c for lr in RATES for c in (Candidate(lr), *_rescaled(model, lr))]
 
 
 def is_shared(candidate: Candidate, options: Options) -> bool:

@@ -54,7 +54,7 @@ class Table2:
         least = [trivial(root, place, options) for place in places]
         costs = measured_once(root / MEMORY, measure, options)
         parts = [
-            f"{ABOUT} {WORDS} Beside SVG, whose ratio is 1, s is the row's own and 1/n₂ is 0.",
+            f"{ABOUT} {WORDS} Leads are those of mean −ELBOs, in units of SVG's.",
             standing(self.plan(options, root), root, options),
             *comparisons("Moving MNIST", mnist, column=0),
             *comparisons("BAIR", bair, column=1),

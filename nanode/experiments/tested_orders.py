@@ -34,10 +34,13 @@ FEW_ORDERS = (4, 6, 8, 10)
 LINES = ("con-resnet", "uncon-resnet")
 #: The rows of Table 1 whose learning rates and scales are taken.
 BASES = ("t-nanode-10", "b-nanode-10", *LINES)
-#: The panels of the figure.
+#: The panels of the figure: what is above each, and the heading of its numbers.
 COLUMNS = {
-    "shared": "By the shared recipe",
-    "own": "At the learning rates and scales that Table 1 has chosen for order 10 and ResNets",
+    "shared": ("shared recipe", "By the shared recipe"),
+    "own": (
+        "order 10's rate and scale",
+        "At the learning rates and scales that Table 1 has chosen for order 10 and ResNets",
+    ),
 }
 
 
@@ -59,14 +62,14 @@ class OrderTest:
         """The figure, with its numbers in a table."""
         columns = main_columns(root, replace(options, data=DATA))
         panels, parts = [], []
-        for column, about in COLUMNS.items():
+        for column, (title, heading) in COLUMNS.items():
             models = models_of(column, options)
             cells = {model: _cell(root, model, options, column) for model in models}
             orders = orders_of(column, options)
-            panels.append(_panel(cells, orders, f"K = 10, {columns[column].title}"))
+            panels.append(_panel(cells, orders, f"K = 10, {title}"))
             # By all rows of Table 1, so that no pair of models is judged in two ways.
             noise = column_noise([columns[column], *columns.values()], options.main)
-            parts += [f"## {about}", *_parts(cells, orders, noise)]
+            parts += [f"## {heading}", *_parts(cells, orders, noise)]
         intro = (
             f"Test accuracy on {TITLES[options.main]} at K = 10, by the recipe of Table 1, "
             "mean ± sample standard deviation over the seeds named behind it. The paper finds "

@@ -3,22 +3,25 @@
 tradeoff/<data>/order<n>-penalty<w>/seed0
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from nanode.experiments.measurements import TOLERANCE, fewest_steps, measured
-from nanode.experiments.plan import Options, Planned, configured, standing
+from nanode.experiments.plan import DATA, Options, Planned, configured, standing
 from nanode.experiments.selection import HELD_OUT, TESTED, error_text
+from nanode.experiments.table1 import main_columns
 from nanode.experiments.table1_runs import shared
 from nanode.reports.claims import NOT_MEASURED, WORDS, Claim, verdict
 from nanode.reports.figures import Panel, draw
 from nanode.reports.markdown import table, write_page
 from nanode.reports.records import Cell
 from nanode.reports.settings import settings_table
-from nanode.reports.statistics import Noise, Spread, pooled
+from nanode.reports.statistics import Noise, Spread
+from nanode.reports.table1 import column_noise
 
 ORDER = 10
 #: The penalty's largest curvature is 2·160 times its weight (the Gram matrix of order 10): at the
@@ -53,6 +56,7 @@ class Tradeoff:
         """The figure, with its numbers in a table."""
         found = {point: _read(root, *point, options) for point in POINTS}
         least = _common(found[ORDER, 0.0])
+        shared_column = main_columns(root, replace(options, data=DATA))["shared"]
         rows = [_row(*point, read, least) for point, read in found.items()]
         header = [
             "order",
@@ -73,7 +77,7 @@ class Tradeoff:
             standing(self.plan(options, root), root, options),
             "![smoothness, accuracy and steps](tradeoff.png)",
             table(header, rows),
-            _judged(found, pooled([_several(root, options)])),
+            _judged(found, least, column_noise([shared_column], options.main)),
             _grids(found),
             settings_table(cells.items(), ["order", "penalty"]),
         ]
@@ -156,46 +160,65 @@ def _row(order: int, weight: float, read: Read, least: float | None) -> list[obj
     return [order, f"{weight:g}", f"{found['motion']:.3g}", read.cell, fewest, accuracy, reached]
 
 
-def _judged(found: Mapping[Point, Read], noise: Noise | None) -> str:
+def _judged(found: Mapping[Point, Read], least: float | None, noise: Noise | None) -> str:
     """What became of the abstract's claim."""
-    plain, smooth, low = (ORDER, 0.0), (ORDER, PENALTIES[-1]), (ORDERS[0], 0.0)
-    motions = [_steps(found[ORDER, weight], "motion") for weight in PENALTIES]
+    plain = found[ORDER, 0.0]
+    others = {
+        "the largest penalty": found[ORDER, PENALTIES[-1]],
+        f"order {ORDERS[0]}": found[ORDERS[0], 0.0],
+    }
+    motions = {f"penalty {w:g}": found[ORDER, w] for w in PENALTIES}
     rows = [
-        ["smoothness is controlled: each larger penalty leaves less motion", _fall(motions)],
-        *(
+        [
+            "smoothness is controlled: each larger penalty leaves less motion",
+            _fall(motions, lambda steps: steps["motion"]),
+        ]
+    ]
+    for words, other in others.items():
+        pair = {f"order {ORDER}": plain, words: other}
+        rows += [
             [
                 f"it is traded for efficiency: {words} needs fewer steps",
-                _fall([_steps(found[point], "fewest_steps") for point in (plain, other)]),
-            ]
-            for words, other in (("the largest penalty", smooth), (f"order {low[0]}", low))
-        ),
-        *(
+                _fall(pair, lambda steps: steps["fewest_steps"]),
+            ],
+            [
+                f"{words} needs fewer for an accuracy within a point of order {ORDER}'s",
+                _fall(pair, lambda steps: _kept(steps, least)),
+            ],
             [
                 f"and for expressiveness: order {ORDER} without a penalty beats {words}",
-                _lead(found, plain, other, noise),
-            ]
-            for words, other in (("the largest", smooth), (f"order {low[0]}", low))
-        ),
-    ]
-    return f"{table(['the trade-off of the abstract', 'found'], rows)}\n\n{WORDS}"
+                _lead(pair, noise),
+            ],
+        ]
+    return (
+        f"{table(['the trade-off of the abstract', 'found'], rows)}\n\n{WORDS} Of accuracies s is "
+        "that of Table 1's shared column; of steps and motion none is known."
+    )
 
 
-def _steps(read: Read, key: str) -> float | None:
-    return None if read.steps is None else read.steps[key]
+def _kept(steps: Mapping[str, Any], least: float | None) -> float:
+    """The fewest steps that keep a given accuracy; infinity if none do."""
+    found = None if least is None else fewest_steps(steps["grids"], least)
+    return math.inf if found is None else found
 
 
-def _fall(values: Sequence[float | None]) -> str:
+def _fall(reads: Mapping[str, Read], value: Callable[[dict[str, Any]], float]) -> str:
     """Whether each value is below the one before."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    if failed := [words for words, read in reads.items() if read.cell.failed]:
+        return f"{NOT_MEASURED}; failed: {', '.join(failed)}"
+    known = [value(read.steps) for read in reads.values() if read.steps is not None]
+    if len(known) < len(reads):
         return NOT_MEASURED
-    word = "held" if all(b < a for a, b in pairwise(known)) else "**did not hold**"
-    return f"{word} ({', '.join(f'{value:.3g}' for value in known)})"
+    word = "for it" if all(b < a for a, b in pairwise(known)) else "against it"
+    shown = ("none" if math.isinf(number) else f"{number:.3g}" for number in known)
+    return f"{word} ({', '.join(shown)}, one seed)"
 
 
-def _lead(found: Mapping[Point, Read], better: Point, worse: Point, noise: Noise | None) -> str:
-    cells = {str(point): found[point].cell for point in (better, worse)}
-    return verdict(Claim("", (str(better),), (str(worse),)), cells, noise)
+def _lead(pair: Mapping[str, Read], noise: Noise | None) -> str:
+    """Whether the first is more accurate than the second, on test images."""
+    cells = {words: read.cell for words, read in pair.items()}
+    better, worse = pair
+    return verdict(Claim("", (better,), (worse,)), cells, noise)
 
 
 def _grids(found: Mapping[Point, Read]) -> str:

@@ -110,9 +110,6 @@ def verdict(
 def _compared(better: Spread, worse: Spread, noise: Noise | None, ties: bool) -> Verdict:
     """What becomes of a claim about two models."""
     margin, single = better.mean - worse.mean, 1 in (better.count, worse.count)
-    if 0 in (better.count, worse.count):
-        # What a row was divided by is in all rows of the column, which don't vary independently.
-        noise = pooled([better, worse])
     if noise is None:
         return Verdict(margin, None, None, single, ties)
     within = abs(margin) <= noise.undecided(better, worse)

@@ -12,7 +12,7 @@ class Spread:
 
     mean: float
     deviation: float | None
-    #: How many values it is the mean of; 0 of a number that is no measurement, as 1 is of a ratio.
+    #: How many values it is the mean of.
     count: int
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Noise:
 
         t is the 97.5 % quantile of Student's distribution.
         """
-        parts = sum(1 / side.count for side in sides if side.count)
+        parts = sum(1 / side.count for side in sides)
         return student(self.freedom) * self.deviation * math.sqrt(parts)
 
 

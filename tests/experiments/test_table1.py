@@ -177,6 +177,10 @@ def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write
     assert lines(text) == [f"| {text} | ≥ 68.5 | 68.75 (seed 0) | held |"]
     (chosen,) = lines(f"| t-nanode-10, CIFAR-100 ({epochs} epochs) | ")
     assert chosen.endswith(f"| {there} |")
+    # Where the choice is the other data set's, too, it is one run.
+    decide(options, tmp_path, write, "t-nanode-10", best_here, other=0.75, grid=grid)
+    (row,) = lines("| t-nanode-10 | 66.49")
+    assert row.endswith("| 50.00 (seed 0) | 50.00 (seed 0); the same run |")
     # Where only the main data set is meant there is nothing to choose anew.
     alone = TABLE1.plan(replace(options, data=("cifar10",)), tmp_path)
     assert not any("cifar100" in run.name for run in alone)
@@ -218,6 +222,41 @@ def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, w
     plan = {run.name for run in TABLE1.plan(options, tmp_path)}
     assert f"table1/cifar10/own/t-nanode-10/{wider}/seed0" in plan
     assert not any(f"/{first}/" in name for name in plan)
+
+
+def test_what_was_chosen_before_is_named(options, tmp_path, write):
+    """A scale was added after the choice without it had been tested."""
+    rates = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
+    decide(options, tmp_path, write, "b-nanode-10", rates, other=0.75)
+    (first,) = (
+        run
+        for run in TABLE1.plan(options, tmp_path)
+        if "10/own/b-nanode-10/lr1-scale3/seed0" in run.name
+    )
+    write(first, test=0.8125)
+    write(candidates("b-nanode-10", options, tmp_path)[-1][0], validation=0.9)
+    (page,) = TABLE1.report(tmp_path, tmp_path, options)
+    text = page.read_text(encoding="utf-8")
+    assert "had been tested: b-nanode-10 on CIFAR-10 at lr1-scale3: 81.25 (seed 0)\n" in text
+    assert text.count("81.25") == 1
+
+
+def test_constant_memory_stands_beside_the_untied_resnet(options, tmp_path, write):
+    """The network that is so lean isn't the one in the column of own bests."""
+    rates = {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
+    for model in ("t-nanode-10", "uncon-resnet"):
+        decide(options, tmp_path, write, model, rates)
+    tests = {"own/t-": 0.875, "own/uncon-resnet": 0.8125, "constant-memory/": 0.75}
+    for run in TABLE1.plan(options, tmp_path):
+        for part, accuracy in tests.items():
+            if f"cifar10/{part}" in run.name and run.config.seed == 0:
+                write(run, test=accuracy)
+    (page,) = TABLE1.report(tmp_path, tmp_path, options)
+    lines = page.read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith("| uncon-resnet | 86.72 |"))
+    assert row.endswith("| 81.25 (seed 0) | 81.25 (seed 0); as own best |")
+    judged = [line for line in lines if "T-NANODE-10 outperforms the unconstrained" in line]
+    assert judged[0].endswith("for it (+6.25, one seed) | against it (-6.25, one seed) |")
 
 
 def test_the_shared_recipe_is_no_ones_best_too_early(options, tmp_path, write):
@@ -279,12 +318,16 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
     for model, grid in rechosen(options):
         for run, _ in candidates(model, options, tmp_path, grid):
             write(run, status="failed")
+    # Another row has a choice, so that the column is there.
+    decide(options, tmp_path, write, "anode", {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
+    write(own("anode", "cifar10", options, tmp_path))
     # That is the end of it: nothing follows from such a choice.
     (page,) = TABLE1.report(tmp_path, tmp_path, replace(options, budget="short"))
     text = page.read_text(encoding="utf-8")
     assert "still open" not in text
     assert "left to the longer run" not in text  # which won't come
     assert text.count("none: every candidate failed") == len((*PAPER, DEEP, *rechosen(options)))
+    assert "| b-nanode-100 | 93.22 | – | every candidate failed |" in text
 
 
 def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):

@@ -140,6 +140,18 @@ def test_ratios_after_the_same_time_and_the_same_steps(tmp_path, write):
     assert "Moving MNIST" not in time
 
 
+def test_two_seeds_are_judged_by_what_all_models_vary_by(tmp_path, write):
+    """In units of SVG's mean 2.0: deviations of 0.1·√2 / 2 in three rows of two seeds."""
+    losses = {"svg": 2.0, "svg-auto": 2.3, "svg-nanode": 2.8}
+    for run in planned(Options(seeds=2))[:6]:
+        write(run, [losses[run.config.model] + (0.1, -0.1)[run.config.seed]], pace=1.0)
+    _, steps = comparisons("Moving MNIST", runs_in(tmp_path, "moving-mnist"), column=0)
+    # Student's 3.182 for three degrees of freedom: leads up to 3.182 · 0.0707 decide nothing.
+    assert "NANODE reaches a lower −ELBO than SVG: **did not hold** (-0.40)" in steps
+    assert "NANODE reaches a lower −ELBO than Auto: **did not hold** (-0.25)" in steps
+    assert "Auto stays behind SVG on Moving MNIST: undecided (+0.15, within the spread)" in steps
+
+
 def test_losses_are_compared_at_steps_that_all_runs_have(tmp_path, write):
     runs = {run.config.model: run for run in planned(Options(seeds=1))[:3]}
     for model in ("svg", "svg-auto"):

@@ -87,23 +87,6 @@ def test_leads_smaller_than_the_spread_are_marked():
     assert str(judge(claim, measured)) == "held (+7.00)"
 
 
-def test_a_fixed_number_has_no_spread():
-    """A ratio to itself, say: 4.303 · 1 · √(1/3) is 2.48."""
-    claim = Claim("a beats b", ("a",), ("b",))
-    measured = {"a": Spread(3.5, 1.0, 3), "b": Spread(1.0, None, 0)}
-    assert judge(claim, measured).held
-    assert judge(claim, measured | {"a": Spread(3.4, 1.0, 3)}).held is None
-
-
-def test_beside_a_fixed_number_the_other_rows_tell_nothing():
-    """Ratios to one model share its spread: a second row of them is no second opinion."""
-    claim = Claim("a stays behind b", ("a",), ("b",))
-    measured = {"a": Spread(1.3, 0.05, 2), "b": Spread(1.0, None, 0), "c": Spread(1.3, 0.05, 2)}
-    # 12.706 · 0.05 · √(1/2) is 0.449; with c's it would be 0.152.
-    assert str(judge(claim, measured)) == "undecided (+0.30, within the spread)"
-    assert judge(claim, measured | {"a": Spread(1.45, 0.05, 2)}).held
-
-
 def test_every_pair_is_judged_by_its_own_seeds():
     """Up to 0.227 apart decides nothing of three seeds each, and 0.321 of three and one."""
     measured = {"a": Spread(85.0, 0.1, 3), "b": Spread(84.7, 0.1, 3), "c": Spread(84.68, None, 1)}
