@@ -21,8 +21,8 @@ from nanode.values import checked_count
 class Batches:
     """Goes through ``data`` epoch by epoch, and can be saved and resumed between any two steps.
 
-    One ``for`` loop runs through what is left of the current epoch and then begins the next. An
-    epoch ends when its loop ends: ``position`` counts the batches handed out, up to ``len``.
+    A ``for`` loop runs through what is left of the current epoch, and the next loop begins the next
+    epoch. ``position`` counts the batches of an epoch that were handed out, up to ``len``.
     ``drop_last`` leaves out the last, smaller batch; by default as ``shuffle`` says.
 
     Shapes: images are ``(B, C, H, W)``, normalised, of ``dtype``; labels are ``(B,)``, int64.
@@ -52,6 +52,10 @@ class Batches:
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
     ) -> None:
+        if not isinstance(data, Images):
+            raise ValueError(
+                f"expected the images of one split, such as data.train, got {type(data).__name__}"
+            )
         self.data = data
         self.batch_size = batch_size
         self.seed = seed
@@ -71,6 +75,8 @@ class Batches:
         if not dtype.is_floating_point:
             raise ValueError(f"expected a floating-point dtype, got {dtype}")
         for augmentation in self.augment:
+            if not isinstance(augmentation, Augmentation):
+                raise ValueError(f"expected augmentations, such as Flip(), got {augmentation!r}")
             augmentation.check(data.shape)
         self._labels = hashlib.sha256(data.labels.cpu().numpy().tobytes()).hexdigest()
         self._drawn: tuple[int, Tensor, list[Tensor]] | None = None

@@ -100,7 +100,7 @@ def _get(file: OfficialFile, url: str, part: Path, progress: Progress | None) ->
 
 
 def _claim(file: OfficialFile, folder: Path, part: Path) -> None:
-    """Take over the longest part that nobody owns, if there is one."""
+    """Take over the longest part that nobody owns, if there is one; others are removed."""
     found = []
     for path in [folder / f"{file.name}.part", *folder.glob(f"{file.name}.*.part")]:
         with contextlib.suppress(FileNotFoundError):
@@ -109,11 +109,10 @@ def _claim(file: OfficialFile, folder: Path, part: Path) -> None:
                 found.append((status.st_size, path))
     for size, path in sorted(found, reverse=True):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if size > file.size:
+            if size > file.size or part.exists():
                 path.unlink()
-                continue
-            path.rename(part)
-            return
+            else:
+                path.rename(part)
 
 
 def _leave(file: OfficialFile, folder: Path, part: Path) -> None:

@@ -54,11 +54,12 @@ class Idx(Source):
         self, root: Path, file: OfficialFile, download: bool, progress: Progress | None
     ) -> Path:
         for folder in self.folders:
+            # The official file first: of what is in the other nothing is known but its size.
+            if (root / folder / file.name).exists():
+                return obtain(file, root / folder)
             plain = root / folder / file.name.removesuffix(".gz")
             if plain.exists():
                 return plain
-            if (root / folder / file.name).exists():
-                return obtain(file, root / folder)
         return obtain(file, root / self.folders[0], download, progress)
 
     def _read(self, images: Path, labels: Path, count: int, split: str) -> Images:

@@ -19,7 +19,7 @@ def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     >>> torch.bincount(labels[chosen])
     tensor([2, 2])
     """
-    if not 0 < count < len(labels):
+    if not (isinstance(count, int) and 0 < count < len(labels)):
         raise ValueError(
             f"expected to hold out between 1 and {len(labels) - 1} of {len(labels)} images, got "
             f"{count}"

@@ -64,7 +64,8 @@ def create(
     """A classifier by the name of its row, such as ``t-nanode-10``.
 
     ``steps`` counts evaluations of f in each flow, whatever the solver, so that rows with different
-    solvers do the same work; the solver then takes steps / (evaluations a step) steps. By default
+    solvers do the same work (but for the one before the first step that leapfrog and
+    reversible-heun make); the solver then takes steps / (evaluations a step) steps. By default
     they are the preset's, or enough for a step in each of the row's buckets. ``scale`` is the
     block's; by default 1, or the number of solver steps for the ResNet rows.
 

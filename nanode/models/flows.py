@@ -65,7 +65,7 @@ class Flows:
             check_number("scale", self.scale)
         evaluations, cost = self._evaluations()
         if checked_count("steps", evaluations) % cost:
-            own = "" if self.steps is not None else ", which is the preset's own number; give steps"
+            own = "" if self.steps is not None else ", which is the default; give steps"
             raise ValueError(
                 f"steps counts evaluations, and {self.solver} makes {cost} a step: expected a "
                 f"multiple of {cost}, got {evaluations}{own}"

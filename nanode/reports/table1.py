@@ -122,8 +122,8 @@ def _claims(columns: Sequence[Column], sets: Sequence[str]) -> list[str]:
         "Computed from the tables above; in brackets the lead in points (a negative one means that "
         f"the order was reversed). {WORDS} A column without several seeds takes the s of the first "
         "that has them. “No lead found”, of what should bring none: it is within the spread; where "
-        "it isn't, a negative number says that the other is ahead of Auto. One comparison in twenty "
-        "of rows that are alike is decided by chance, and there are dozens here."
+        "it isn't, a negative number says that the other is ahead of Auto. Of rows that are alike "
+        "one comparison in twenty is decided by chance, and there are dozens here."
     ]
     for data in sets:
         shown = [

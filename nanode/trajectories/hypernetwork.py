@@ -61,9 +61,15 @@ class Hypernetwork(Trajectory):
         super().__init__()
         if not parameters:
             raise ValueError("a hypernetwork needs at least one weight, got none")
+        if frozen := [name for name, value in parameters.items() if not trainable(value)]:
+            raise ValueError(
+                "all weights of a hypernetwork move by layers that they share, so that what "
+                f"doesn't require grad wouldn't stay as it is: {', '.join(frozen)}. Leave it "
+                "constant (overrides={name: None}), or freeze the field as a whole afterwards"
+            )
         checked_count("embedding", embedding, least=1)
-        if not hidden:
-            raise ValueError("hidden must name at least one layer width, got none")
+        if isinstance(hidden, int) or not hidden:
+            raise ValueError(f"hidden must be layer widths, such as (32,); got {hidden!r}")
         for width in hidden:
             checked_count("a hidden width", width, least=1)
         self.shapes = {name: value.shape for name, value in parameters.items()}
@@ -74,7 +80,7 @@ class Hypernetwork(Trajectory):
             flat = value.detach().reshape(1, value.numel())
             others = torch.randn(embedding - 1, flat.shape[1]).to(flat)
             first = flat if residual else torch.randn_like(flat)
-            vectors[name] = nn.Parameter(torch.cat([first, others]), trainable(value))
+            vectors[name] = nn.Parameter(torch.cat([first, others]))
         self.embeddings = Tree(vectors)
         # Outputs of the bare network are brought to each parameter's own mean and spread.
         like = next(iter(parameters.values()))

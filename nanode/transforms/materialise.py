@@ -41,6 +41,11 @@ class Unrolled(nn.Module):
         self.stacked = block.at is not None
         self.augment, self.augment_axis = block.augment, block.augment_axis
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "evaluations" and "_plan" in vars(self):
+            self._plan = replace(self._plan, field=_Written(self.evaluations))
+
     def forward(self, x: Any, *conditioning: Any, **named: Any) -> Any:
         """The state at the end, or at the wanted times."""
         if named:

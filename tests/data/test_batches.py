@@ -63,6 +63,14 @@ def test_epochs_and_seeds_differ_and_can_be_had_again():
     assert labels(Batches(numbered(), 10, seed=1)) not in (first, second)
 
 
+def test_seeds_differ_in_their_augmentation_too():
+    one, two = (
+        torch.cat([x for x, _ in Batches(TRAIN, 100, seed=seed, shuffle=False, augment=AUGMENT)])
+        for seed in (0, 1)
+    )
+    assert not torch.equal(one, two)
+
+
 def test_places_are_uniform():
     """Where image 0 lands over 2,000 epochs: each of 10 places within six standard deviations."""
     batches = Batches(numbered(10), 10)
@@ -243,11 +251,13 @@ def test_order_and_augmentations_have_streams_of_their_own(monkeypatch):
         ({"batch_size": 1438}, "digits train has 1,437 images, fewer than a batch of 1,438"),
         ({"dtype": torch.uint8}, "floating-point dtype, got torch.uint8"),
         ({"augment": [Crop(8)]}, "below the image's side, 8 pixels"),
+        ({"augment": [Flip]}, "expected augmentations, such as Flip.., got <class"),
+        ({"data": load("digits")}, "images of one split, such as data.train, got ImageData"),
     ],
 )
 def test_bad_values_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        Batches(TRAIN, **{"batch_size": 100} | change)
+        Batches(**{"data": TRAIN, "batch_size": 100} | change)
 
 
 def test_a_small_set_makes_one_small_batch_where_that_is_allowed():

@@ -140,11 +140,27 @@ def test_the_official_sizes(tmp_path):
 
 
 def test_the_sets_as_published():
-    assert len(CIFAR10.classes) == 10
+    # In the order of batches.meta.txt.
+    names = "airplane automobile bird cat deer dog frog horse ship truck"
+    assert CIFAR10.classes == tuple(names.split())
     assert len(set(CIFAR100.classes)) == 100
     assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
     assert sum(CIFAR10.train.values()) == sum(CIFAR100.train.values()) == 50_000
     assert sum(CIFAR10.test.values()) == sum(CIFAR100.test.values()) == 10_000
+
+
+def test_constants_as_published():
+    """Sizes and checksums of the archives by their pages; statistics as others found them."""
+    ten, hundred = CIFAR10.archive, CIFAR100.archive
+    assert (ten.size, ten.md5) == (170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
+    assert ten.sha256 == "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    assert (hundred.size, hundred.md5) == (168_513_733, "03b5dce01913d631647c71ecec9e9cb8")
+    # Four digits, which is what is usually given.
+    close = {"abs": 5e-5}
+    assert CIFAR10.mean == pytest.approx((0.4914, 0.4822, 0.4465), **close)
+    assert CIFAR10.std == pytest.approx((0.2470, 0.2435, 0.2616), **close)
+    assert CIFAR100.mean == pytest.approx((0.5071, 0.4865, 0.4409), **close)
+    assert CIFAR100.std == pytest.approx((0.2673, 0.2564, 0.2762), **close)
 
 
 # ---- extraction

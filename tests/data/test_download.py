@@ -97,6 +97,17 @@ def test_the_part_of_a_killed_process_is_claimed_once_it_is_still(file, server, 
     assert names(tmp_path) == ["data.tar.gz"]
 
 
+def test_of_several_still_parts_the_longest_is_claimed_and_none_is_left(file, server, tmp_path):
+    still = time.time() - 2 * download.STALE
+    for n, length in enumerate((500, 1000, 400)):
+        part = tmp_path / f"data.tar.gz.{n}-00000000.part"
+        part.write_bytes(CONTENT[:length])
+        os.utime(part, (still, still))
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [1000]
+    assert names(tmp_path) == ["data.tar.gz"]
+
+
 def test_many_at_once_all_succeed(file, tmp_path):
     (tmp_path / "data.tar.gz.part").write_bytes(CONTENT[:1000])
     found, failed = [], []

@@ -36,6 +36,27 @@ def test_published_layouts_are_used_as_they_are(tmp_path, source, plain, place):
     assert data.shape == (1, 28, 28)
 
 
+def test_constants_as_published():
+    """Mean and deviation as others give them, and the names of Fashion-MNIST's page."""
+    close = {"abs": 5e-5}
+    assert (*MNIST.mean, *MNIST.std) == pytest.approx((0.1307, 0.3081), **close)
+    assert (*FASHION_MNIST.mean, *FASHION_MNIST.std) == pytest.approx((0.2860, 0.3530), **close)
+    names = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+    assert FASHION_MNIST.classes == tuple(names.split(", "))
+
+
+def test_the_official_file_is_preferred_to_an_unpacked_one(tmp_path):
+    """Which may have been cut after room was made for it: zeros, of the right size."""
+    small, contents = small_mnist()
+    cut = {}
+    for name, content in contents.items():
+        plain = gzip.decompress(content)
+        cut[name.removesuffix(".gz")] = plain[:20] + bytes(len(plain) - 20)
+    put(tmp_path / "MNIST/raw", contents | cut)
+    data = small.load(tmp_path, False, None)
+    assert (data.train.images.flatten(1).sum(1) > 0).all()
+
+
 def test_missing_files_are_downloaded(tmp_path, server):
     small, contents = small_mnist()
     server.files = dict(contents)

@@ -47,6 +47,12 @@ def test_to_a_device_keeps_everything():
     assert moved.test.device == torch.device("cpu")
 
 
+@pytest.mark.parametrize("count", [0.1, 0, 1437])
+def test_what_is_held_out_is_a_number_of_images(count):
+    with pytest.raises(ValueError, match=f"between 1 and 1436 of 1437 images, got {count}"):
+        load("digits").hold_out(count)
+
+
 def test_hold_out_parts_the_training_images():
     data = load("digits")
     held = data.hold_out()

@@ -273,7 +273,8 @@ def test_an_empty_solve_has_an_empty_table():
     [
         ({"embedding": 0}, "embedding must be a whole number of at least 1, got 0"),
         ({"embedding": 1.5}, "embedding must be a whole number"),
-        ({"hidden": ()}, "at least one layer width"),
+        ({"hidden": ()}, r"hidden must be layer widths, such as \(32,\); got \(\)"),
+        ({"hidden": 32}, r"hidden must be layer widths, such as \(32,\); got 32"),
         ({"hidden": (4, 0)}, "a hidden width must be a whole number of at least 1, got 0"),
         ({"interval": (1.0, 0.0)}, "t0 < t1"),
     ],
@@ -282,6 +283,22 @@ def test_an_empty_solve_has_an_empty_table():
 def test_refuses(given, message):
     with pytest.raises(ValueError, match=message):
         nanode.Hypernetwork(values(), **given)
+
+
+def test_what_is_frozen_would_move_with_the_others():
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+    module[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"wouldn't stay as it is: 0\.weight, 0\.bias\. Leave it"):
+        nanode.TimeVarying(module, weights=nanode.Hypernetwork)
+    constant = dict.fromkeys(("0.weight", "0.bias"))
+    field = nanode.TimeVarying(module, weights=nanode.Hypernetwork, overrides=constant)
+    before = module[0].weight.clone()
+    optimizer = torch.optim.SGD(field.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nanode.ODEBlock(field, 2)(torch.ones(4, 2)).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(field.weights_at(0.5)["0.weight"], before)
 
 
 def test_refuses_nothing():

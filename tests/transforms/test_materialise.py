@@ -119,6 +119,18 @@ def test_nothing_of_the_block_is_kept():
     assert torch.equal(plain(x), expected)
 
 
+def test_other_evaluations_can_be_put_in_their_place():
+    """One by one or all at once."""
+    plain, x = nanode.materialise(nanode.ODEBlock(FIELDS["constant"](), 2)), torch.randn(2, 3)
+    for layers in (nn.ModuleList([nn.Identity(), nn.Identity()]), nn.ModuleList([nn.Tanh()] * 2)):
+        plain.evaluations = layers
+        half = x + layers[0](x) / 2
+        assert torch.equal(plain(x), half + layers[1](half) / 2)
+    plain.evaluations[1] = nn.ReLU()
+    half = x + x.tanh() / 2
+    assert torch.equal(plain(x), half + half.relu() / 2)
+
+
 def test_modes_are_those_of_the_parts():
     block = nanode.ODEBlock(FIELDS["moving"](), 2)
     block.field.module[0].eval()  # a norm that is frozen while the rest trains

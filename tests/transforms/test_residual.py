@@ -206,6 +206,14 @@ def test_layers_with_this_packages_own_norms(x):
         norm = flow.field.module[0]
         assert norm.running_mean.shape == (3, 3)
         assert norm.running_mean.abs().amin(1).all()  # each moved once
+    # Evaluated, norms that have seen nothing have the statistics that torch's begin with.
+    layers = [
+        nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)).to(DOUBLE).eval() for _ in range(3)
+    ]
+    flow = nanode.from_layers(layers)
+    assert not any((flow.training, flow.field.training, flow.field.module.training))
+    plain = [nn.Sequential(nn.BatchNorm1d(3).to(DOUBLE).eval(), layer[1]) for layer in layers]
+    assert torch.allclose(flow(x), residual(plain, x), rtol=1e-12)
     several = nanode.BatchNorm(3)
     several.prepare((0.0, 0.5))
     with pytest.raises(ValueError, match="statistics of 2 evaluations"):

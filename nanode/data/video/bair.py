@@ -6,11 +6,13 @@ in records of one size. The images of one camera are copied once, verified, to a
 then mapped: a clip costs the reading of its own bytes and no more.
 """
 
+import contextlib
 import hashlib
 import math
 import os
 import re
 import secrets
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
@@ -20,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nanode.data.download import STALE
 from nanode.data.source import ANOTHER, DataError, Progress
 from nanode.data.video.clips import Clips, StoredClips, VideoData
 from nanode.data.video.example import MalformedError, byte_features
@@ -186,6 +189,10 @@ def _copy(
 ) -> None:
     """Write the images of all records to an .npy file that is seen only when whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.name}.*.part"):  # by processes that were killed
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     done, total = 0, math.prod(shape)
     try:

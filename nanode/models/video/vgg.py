@@ -1,8 +1,8 @@
 """The VGG encoder and decoder of SVG, and the runs of convolutions that a flow can replace.
 
 A layer is a 3×3 convolution with bias, a norm and a leaky ReLU. Stage n works on ``width · 2ⁿ``
-channels: its first layer changes the number of channels, the others preserve it and are one *run*,
-as ordinary layers or as a flow whose field they are.
+channels: its first layer changes the number of channels, and in the decoder its last. The others
+preserve it and are one *run*, as ordinary layers or as a flow whose field they are.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from nanode.data import DataError
+from nanode.data.download import STALE
 from nanode.data.video import bair, load
 from nanode.data.video.bair import open_split, read_images
 from tests.data.video.writer import clip, example, features_of, frame
@@ -157,6 +159,20 @@ def test_an_interrupted_one_leaves_nothing(root):
     with pytest.raises(KeyboardInterrupt):
         copied(root, progress=stop)
     assert copies(root) == []
+
+
+def test_what_a_killed_process_left_is_removed_once_it_is_still(root):
+    copied(root)
+    _, whole = copies(root)
+    folder = root / "softmotion30_44k"
+    (folder / whole).unlink()
+    old, new = folder / f"{whole}.1-0000.part", folder / f"{whole}.2-0000.part"
+    for part in (old, new):
+        part.write_bytes(b"x")
+    still = time.time() - 2 * STALE
+    os.utime(old, (still, still))
+    copied(root)
+    assert (old.exists(), new.exists()) == (False, True)  # another process may be at work
 
 
 def test_one_that_can_t_be_written(root, tmp_path):
