@@ -19,6 +19,11 @@ from nanode.tracing import traced
 _NORMS: WeakKeyDictionary["FunctionModule", list[Any]] = WeakKeyDictionary()
 
 
+#: Longer containers hold data and no modules: walking through them at every solve would take longer
+#: than the solve.
+MOST_PARTS = 1000
+
+
 class FunctionModule(nn.Module):
     """A plain function in a module's clothes."""
 
@@ -59,10 +64,9 @@ def _reached(function: Callable[..., Any]) -> Iterator[nn.Module]:
         seen.append(value)
         if isinstance(value, nn.Module):
             yield from value.modules()
-        elif isinstance(value, dict):
-            ahead += value.values()
-        elif isinstance(value, list | tuple | set):
-            ahead += value
+        elif isinstance(value, dict | list | tuple | set):
+            if len(value) <= MOST_PARTS:
+                ahead += value.values() if isinstance(value, dict) else value
         elif isinstance(value, partial):
             ahead += [value.func, value.args, value.keywords]
         elif isinstance(value, MethodType):

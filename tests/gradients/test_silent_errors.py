@@ -282,6 +282,16 @@ def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
     nanode.odeint(function, x, steps=4, gradient=gradient).sum().backward()
 
 
+def test_data_that_a_function_reads_is_not_walked_through():
+    class Data(list):
+        def __iter__(self):
+            raise AssertionError("walked through")
+
+    data = Data(range(100_000))
+    x = torch.ones(2)
+    assert torch.equal(nanode.odeint(lambda t, x: data[1] * x, x, steps=1), 2 * x)
+
+
 def test_a_block_may_call_the_module_that_it_is_part_of():
     class Model(nn.Module):
         def __init__(self):
