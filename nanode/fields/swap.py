@@ -110,7 +110,7 @@ def taken(turns: Sequence[Turn]) -> Iterator[None]:
 def turns_of(field: nn.Module) -> list[Turn]:
     """Those of all that lend weights in a field, or to a part of it from outside."""
     parts = parts_of(field)
-    lenders = (getattr(part, "_lender", None) for part in parts)
+    lenders = (part.__dict__.get("_lender") for part in parts)
     inside = {t for lender in lenders if isinstance(lender, Lender) for t in lender.turns}
     return in_order(inside | {part.__dict__["_turn"] for part in parts if "_turn" in part.__dict__})
 

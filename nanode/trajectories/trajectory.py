@@ -131,8 +131,11 @@ def scalar_time(t: float | Tensor) -> Tensor:
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Without autocast: weights are computed in their own dtype, and cast where they are used."""
     kind = like.device.type
-    # The meta device has no autocast to switch off.
-    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+    # The meta device has no autocast. Entering torch's takes longer than asking, but an exported
+    # program may run where it is on.
+    if kind == "meta" or not (torch.is_autocast_enabled(kind) or traced()):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def kept(stages: Stages, key: Any, make: Callable[[], Tensor]) -> Tensor:
