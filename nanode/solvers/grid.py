@@ -43,24 +43,29 @@ class Grid:
 
     def nearest(self, t: float) -> int:
         """The point nearest to t."""
-        exact, rising = Fraction(t), self._rising
-        key = t if self.points[0] < self.points[-1] else -t
-        # All that may be nearest by their rounded values; exact fractions are slow to compare.
-        first, last = bisect_left(rising, key) - 1, bisect_right(rising, key)
-        around = range(max(0, first), min(len(rising), last + 1))
+        rising, key = self._rising, t if self._forwards else -t
+        # By their rounded values, since exact fractions are slow to compare.
+        first, last = bisect_left(rising, key), bisect_right(rising, key)
+        if last - first == 1:  # one alone rounds to t
+            return first
+        exact, around = Fraction(t), range(max(0, first - 1), min(len(rising), last + 1))
         return min(around, key=lambda k: abs(self.points[k] - exact))
+
+    @cached_property
+    def _forwards(self) -> bool:
+        return self.points[0] < self.points[-1]
 
     @cached_property
     def _rising(self) -> list[float]:
         """The points, rounded; negative where they fall."""
-        sign = 1 if self.points[0] < self.points[-1] else -1
+        sign = 1 if self._forwards else -1
         return [sign * float(point) for point in self.points]
 
     def holds(self, t: float, slack: float = 0.0) -> bool:
         """Whether t is one of the points, up to rounding."""
-        width = float(abs(self.points[-1] - self.points[0]) / self.steps)
+        width = (self._rising[-1] - self._rising[0]) / self.steps
         near = max(width / 1e9, self.slack, min(slack, width / 8))
-        return abs(self.points[self.nearest(t)] - Fraction(t)) <= near
+        return float(abs(self.points[self.nearest(t)] - Fraction(t))) <= near
 
     def reversed(self) -> "Grid":
         """The same steps, backwards."""
@@ -79,11 +84,11 @@ class Grid:
     def _stage(self, index: int, step: int, fraction: Fraction) -> Stage:
         a, b = self.points[step], self.points[step + 1]
         # At the far end of a step the limit is the one from inside the step, and so at its start.
-        inner: Side = "left" if (fraction == 1) == (a < b) else "right"
+        inner: Side = "left" if (fraction == 1) == self._forwards else "right"
         if fraction not in (0, 1):
             inner = "right"
-        time = float(a + (b - a) * fraction)
-        return Stage(index, step, time, min(a, b), inner, slack=self.slack)
+        time = float(a + (b - a) * fraction) if fraction else float(a)
+        return Stage(index, step, time, a if self._forwards else b, inner, slack=self.slack)
 
 
 class Schedule(ABC):
@@ -109,7 +114,8 @@ class Uniform(Schedule):
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
         """K + 1 equidistant times."""
         a, b = Fraction(t0), Fraction(t1)
-        points = (a + (b - a) * k / self.steps for k in range(self.steps + 1))
+        width = (b - a) / self.steps
+        points = (a + width * k for k in range(self.steps + 1))
         return Grid(tuple(points), rounding([t0, t1]))
 
 
@@ -170,9 +176,8 @@ class Aligned(Schedule):
 
 
 def _check_order(points: Sequence[Fraction | float]) -> None:
-    rising = [a < b for a, b in pairwise(points)]
-    equal = any(a == b for a, b in pairwise(points))
-    if len(points) < 2 or equal or len(set(rising)) != 1:
+    pairs = list(pairwise(points))
+    if not pairs or not (all(a < b for a, b in pairs) or all(a > b for a, b in pairs)):
         raise ValueError(
             "a grid needs at least two times, strictly rising or strictly falling, got "
             f"{[float(point) for point in points]}"
