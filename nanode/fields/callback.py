@@ -1,14 +1,12 @@
 """Any callable as a field."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from nanode.fields.field import ConstantField, Field
-from nanode.fields.functions import FunctionModule, takes_two, warn_of_order
+from nanode.fields.functions import FunctionModule, reached, takes_two, warn_of_order
 
 
 def as_field(field: Any) -> Field:
@@ -41,7 +39,7 @@ class Callback(ConstantField):
         super().__init__(module)
         #: Where the weights of fields that it calls jump, of which a solver knows nothing.
         self.hidden_jumps = _jumps_in(
-            list(module.modules()) if module is function else _named(function)
+            list(module.modules() if module is function else reached(function))
         )
 
 
@@ -55,14 +53,3 @@ def _jumps_in(parts: Sequence[nn.Module]) -> tuple[float, ...]:
     known = {inside for field in solved for inside in field.modules()}
     fields = [part for part in parts if isinstance(part, Field) and part not in known]
     return tuple(sorted({t for field in fields for t in field.jumps}))
-
-
-def _named(function: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a plain function's own code names, and those inside them."""
-    if not isinstance(function, FunctionType):
-        return []
-    values = [function.__globals__.get(name) for name in function.__code__.co_names]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # empty so far
-            values.append(cell.cell_contents)
-    return [part for value in values if isinstance(value, nn.Module) for part in value.modules()]

@@ -36,7 +36,7 @@ class FunctionModule(nn.Module):
         if traced():
             return self.function(*inputs)
         if self not in _NORMS:
-            _NORMS[self] = [part for part in _reached(self.function) if _tracks(part)]
+            _NORMS[self] = [part for part in reached(self.function) if _tracks(part)]
         norms = [norm for norm in _NORMS[self] if norm.training]
         before = [norm.num_batches_tracked._version for norm in norms]
         value = self.function(*inputs)
@@ -46,7 +46,7 @@ class FunctionModule(nn.Module):
         return value
 
 
-def _reached(function: Callable[..., Any]) -> Iterator[nn.Module]:
+def reached(function: Callable[..., Any]) -> Iterator[nn.Module]:
     """The modules that a function can call without being given them, and those inside them.
 
     What it closes over, is bound to, has as defaults or attributes or finds among its globals, in

@@ -79,10 +79,20 @@ def test_a_module_of_x_alone_is_refused():
         nanode.TimeVarying(nn.Linear(2, 2), JUMPS, takes_time=True)
 
 
-@pytest.mark.parametrize("kind", ["module", "function"])
+@pytest.mark.parametrize("kind", ["module", "function", "method", "partial", "other function"])
 def test_jumps_inside_a_function_of_ones_own_warn(kind):
     nested, x = Nested(JUMPS), torch.ones(1, 2, dtype=DOUBLE)
-    f = nested if kind == "module" else lambda t, x: nested.inner(t, x).tanh()
+
+    def inner(t, x):
+        return nested.inner(t, x).tanh()
+
+    f = {
+        "module": nested,
+        "function": inner,
+        "method": nested.forward,
+        "partial": functools.partial(inner),
+        "other function": lambda t, x: inner(t, x),
+    }[kind]
     with pytest.warns(UserWarning, match=r"jump at t = 0\.25.*takes_time=True"):
         nanode.odeint(f, x, steps=4, solver=nanode.Heun())
 
