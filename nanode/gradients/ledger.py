@@ -79,7 +79,8 @@ class Chunk:
 class Ledger:
     """Hands out weights and conditioning as leaves, and collects what flows back to them.
 
-    ``moving(i)`` belongs to stage i alone; ``shared`` (constant weights, conditioning) to all.
+    ``moving(i)`` belongs to stage i alone; ``shared`` to all: conditioning, and behind it constant
+    weights, which are known from the first ``moving`` on.
     """
 
     def __init__(
@@ -96,13 +97,12 @@ class Ledger:
         self.chunks: dict[int, Chunk] = {}
         self.sums: list[Tensor | None] = [None] * len(parameters)
         self.serve(stages)
-        self.constant = table(self.stages[:1], self.parameters).constant
-        self.constant_leaves = {name: _leaf(w, w) for name, w in self.constant.items()}
         structure, tensors = conditioning
-        conditioning_leaves = [_leaf(tensor, tensor) for tensor in tensors]
-        self.conditioning = structure.rebuilt(conditioning_leaves)
-        self.shared = [*self.constant_leaves.values(), *conditioning_leaves]
-        self.shared_grads: list[Tensor | None] = [None] * len(self.shared)
+        self.shared = [_leaf(tensor, tensor) for tensor in tensors]
+        self.shared_grads: list[Tensor | None] = [None] * len(tensors)
+        self.conditioning = structure.rebuilt(self.shared)
+        self.constant: Named = {}
+        self.constant_leaves: Named = {}
 
     def serve(self, stages: Stages) -> None:
         """Which stages the rows are for; nothing is recorded in them."""
@@ -114,8 +114,20 @@ class Ledger:
         number, place = divmod(i, self.size)
         if number not in self.chunks:
             part = self.stages[number * self.size : (number + 1) * self.size]
-            self.chunks[number] = Chunk(self.table(part, self.parameters), len(part))
+            weights = self.table(part, self.parameters)
+            self.chunks[number] = Chunk(weights, len(part))
+            if not self.constant:
+                self._share(weights.constant)
         return self.chunks[number].leaves[place]
+
+    def _share(self, constant: Named) -> None:
+        """Constant weights, which come with the first table."""
+        if not all(w.is_leaf for w in constant.values()):  # whose graph goes with the first chunk
+            constant = self.table(self.stages[:1], self.parameters).constant
+        self.constant = constant
+        self.constant_leaves = {name: _leaf(w, w) for name, w in constant.items()}
+        self.shared += self.constant_leaves.values()
+        self.shared_grads += [None] * len(constant)
 
     def evaluate(self, i: int, x: State) -> State:
         """f at stage i with leaves for weights and conditioning."""
@@ -137,13 +149,14 @@ class Ledger:
     def parameter_grads(self) -> list[Tensor | None]:
         """The gradients of all parameters, when every stage has been taken."""
         assert not self.chunks, "a stage was handed out and never came back"
-        pairs = zip(self.constant.values(), self.shared_grads, strict=False)
+        own = self.shared_grads[len(self.shared) - len(self.constant) :]
+        pairs = zip(self.constant.values(), own, strict=True)
         self._contract([(w, g) for w, g in pairs if g is not None and w.requires_grad])
         return self.sums
 
     def conditioning_grads(self) -> list[Tensor | None]:
         """The gradients of all conditioning tensors."""
-        return self.shared_grads[len(self.constant) :]
+        return self.shared_grads[: len(self.shared) - len(self.constant)]
 
     def _contract(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         if not pairs:

@@ -189,15 +189,15 @@ def test_chunks_bound_the_table(gradient, solver, per, chunk):
     y = block(x)
     assert spy.most_alive <= chunk
     y.sum().backward()
-    # A step may straddle two chunks and a segment touch several; one more row for the constants.
+    # A step may straddle two chunks and a segment touch several.
     segment = math.ceil(40 / 7) if gradient is nanode.Checkpointed else 0
-    assert spy.most_alive <= segment + 2 * chunk + 1
+    assert spy.most_alive <= segment + 2 * chunk
     gc.collect()
     assert max(spy.lengths) == chunk
     assert spy.alive == 0
-    # Each row once in each direction, and one that serves the constants.
+    # Each row once in each direction.
     stages = 40 * per + isinstance(solver, nanode.ReversibleHeun)
-    assert sum(spy.lengths) == 2 * stages + 1
+    assert sum(spy.lengths) == 2 * stages
 
 
 @pytest.mark.parametrize(

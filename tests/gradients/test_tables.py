@@ -254,3 +254,34 @@ def test_weights_are_made_under_the_same_autocast(gradient, solver):
     field = parametrised(Mixed(256), 16, torch.float32)
     ours, exact = both(field, solver, gradient, x, dtype=torch.bfloat16)
     assert distance(ours, exact) < 1e-5
+
+
+class Scaled(nanode.TimeVarying):
+    """All weights, moving and constant, times one number that is made of a parameter."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3).to(DOUBLE)
+        super().__init__(
+            layer, nanode.Chebyshev(2), start=nanode.Noisy(0.5), overrides={"bias": None}
+        )
+        self.log = nn.Parameter(torch.tensor(0.3, dtype=DOUBLE))
+
+    def weights(self, stages):
+        found, scale = super().weights(stages), self.log.exp()
+        moving, constant = (
+            {name: scale * w for name, w in part.items()} for part in (found.moving, found.constant)
+        )
+        return nanode.fields.Weights(moving, constant)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize(("gradient", "solver"), RECOMPUTING, ids=repr)
+def test_constants_may_be_made_of_what_the_table_is_made_of(gradient, solver, chunk):
+    x, found = torch.ones(2, 3, dtype=DOUBLE), []
+    for method in (nanode.Backprop(), replace(gradient, chunk=chunk)):
+        field = Scaled()
+        y = nanode.odeint(field, x, steps=5, solver=solver, gradient=method)
+        grads = torch.autograd.grad(y.square().sum(), list(field.parameters()))
+        found.append(dict(enumerate(grads)))
+    assert distance(found[1], found[0]) < 1e-12
