@@ -157,7 +157,6 @@ class Lender:
 
     def __init__(self, module: nn.Module, moving: Sequence[str]) -> None:
         self.moving = frozenset(moving)
-        self.module = module
         #: Where weights live; the first name of each, and its own.
         self.places: list[tuple[nn.Module, str, str, str]] = []
         canonical: dict[int, str] = {}
@@ -174,8 +173,6 @@ class Lender:
             if name in moving:
                 owner._parameters[leaf] = None
                 owner._lent = True  # type: ignore[assignment]
-        #: How the owners of those that move are reached: who has whom, by what name.
-        self._links = list(_links((own for *_, name, own in self.places if name in moving), module))
         self.aware = [part for part in module.modules() if isinstance(part, StageAware)]
         # Whoever lends to the same module waits for the same turn.
         new = Turn(1 + max((turn.rank for turn in turns_of(module)), default=0))
@@ -189,7 +186,7 @@ class Lender:
         """
         found: dict[str, Tensor] = {}
         with self._taken():
-            if not traced():
+            if self.moving and not traced():
                 self._check_owners(module)
             for owner, leaf, name, own in self.places:
                 if name not in self.moving:
@@ -208,8 +205,6 @@ class Lender:
 
     def _check_owners(self, module: nn.Module) -> None:
         """Whose weights move must still be in the module; wrapped by another part, perhaps."""
-        if module is self.module and all(a._modules.get(name) is b for a, name, b in self._links):
-            return
         there = {*parts_of(module)}
         for owner, _, name, own in self.places:
             if name in self.moving and owner not in there:
@@ -272,19 +267,6 @@ def _uncached() -> Iterator[None]:
         yield
     finally:
         parametrize._cache = cached
-
-
-def _links(names: Iterable[str], module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    seen = set()
-    for name in names:
-        *path, _ = name.split(".")
-        owner = module
-        for step in path:
-            part = owner.get_submodule(step)
-            if (owner, step) not in seen:
-                seen.add((owner, step))
-                yield owner, step, part
-            owner = part
 
 
 def changed(name: str) -> RuntimeError:
