@@ -214,7 +214,26 @@ class Lender:
     def lend(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
         """The module with these weights, at this stage, while the context lasts."""
         with self._taken(), here():
-            yield from self._swapped(weights, stage)
+            lent = []  # all there, before any is put
+            for owner, leaf, name, own in self.places:
+                if leaf not in owner._parameters:
+                    raise changed(own)
+                lent.append(weights.get(own, weights[name]))
+            before = [
+                put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
+            ]
+            stages = [part.stage for part in self.aware]
+            for part in self.aware:
+                part.stage = stage
+            try:
+                with _uncached() if parametrize._cache_enabled else nullcontext():
+                    yield
+            finally:
+                places = zip(reversed(self.places), reversed(before), strict=True)
+                for (owner, leaf, *_), old in places:
+                    put(owner, leaf, old)
+                for part, earlier in zip(self.aware, stages, strict=True):
+                    part.stage = earlier
 
     def _taken(self) -> AbstractContextManager[Any]:
         # Tracing can't take locks; whoever has a field compiled holds them meanwhile.
@@ -222,28 +241,6 @@ class Lender:
             return nullcontext()
         single = len(self.turns) == 1 and not parametrize._cache_enabled
         return self.turns[0].lock if single else taken(self.turns)
-
-    def _swapped(self, weights: Mapping[str, Tensor], stage: Stage) -> Iterator[None]:
-        lent = [
-            weights.get(own, weights[name]) for *_, name, own in self.places
-        ]  # all there, before any is put
-        for owner, leaf, _, own in self.places:
-            if leaf not in owner._parameters:
-                raise changed(own)
-        before = [
-            put(owner, leaf, w) for (owner, leaf, *_), w in zip(self.places, lent, strict=True)
-        ]
-        stages = [part.stage for part in self.aware]
-        for part in self.aware:
-            part.stage = stage
-        try:
-            with _uncached() if parametrize._cache_enabled else nullcontext():
-                yield
-        finally:
-            for (owner, leaf, *_), old in zip(reversed(self.places), reversed(before), strict=True):
-                put(owner, leaf, old)
-            for part, earlier in zip(self.aware, stages, strict=True):
-                part.stage = earlier
 
 
 @contextmanager
