@@ -27,6 +27,11 @@ def test_refuses_steps(steps):
         nanode.ODEBlock(decay, steps)
 
 
+def test_where_steps_are_given_as_times():
+    with pytest.raises(ValueError, match=r"got \[0, 0\.5, 1\]; times are given by nanode\.Given"):
+        nanode.ODEBlock(decay, [0, 0.5, 1])
+
+
 @pytest.mark.parametrize("at", [[0.0, 0.5, 0.4], [0.0, 0.5, 0.5, 1.0]], ids=str)
 def test_refuses_times_that_are_not_monotone(at):
     with pytest.raises(ValueError, match="strictly rising or strictly falling"):

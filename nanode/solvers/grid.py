@@ -109,7 +109,7 @@ class Uniform(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        checked_count("steps", self.steps, least=1)
+        checked_count("steps", self.steps, hint="; times are given by nanode.Given(times)")
 
     def grid(self, t0: float, t1: float, breakpoints: Sequence[float] = ()) -> Grid:
         """K + 1 equidistant times."""
