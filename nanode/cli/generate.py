@@ -65,5 +65,7 @@ def command(
         The film, a .gif or .mp4; by default generated.gif in the folder of the run.
     """
     path = run / "generated.gif" if out is None else out
+    if path.is_dir():
+        raise ValueError(f"out must be a .gif or .mp4 file, and {path} is a folder")
     check_writable(path.parent)
     print(generate(run, path, **asdict(film)))

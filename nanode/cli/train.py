@@ -94,7 +94,10 @@ def video(
 
 
 def _placed(settings: C) -> C:
-    """With a data root that is the same one from any folder, for whoever evaluates the run."""
-    if settings.data_root is None:
-        return settings
-    return replace(settings, data_root=str(data_root(settings.data_root).absolute()))
+    """With folders that are the same ones from anywhere, for whoever evaluates the run."""
+    if settings.data_root is not None:
+        settings = replace(settings, data_root=str(data_root(settings.data_root).absolute()))
+    if isinstance(settings, VideoConfig) and settings.data_options.get("cache"):
+        cache = str(Path(settings.data_options["cache"]).absolute())
+        settings = replace(settings, data_options={**settings.data_options, "cache": cache})
+    return settings

@@ -181,7 +181,7 @@ def over(run: Planned, root: Path) -> bool:
         if not path.exists():  # another process begins it anew
             return False
         raise
-    check_same(record.config.as_dict(), run.config, str(folder))
+    check_same(record, run.config, folder)
     if record.status == "finished":
         return not run.unmeasured(root)
     return record.status == "failed"

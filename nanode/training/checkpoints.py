@@ -42,7 +42,8 @@ def save_weights(path: Path, tensors: dict[str, Tensor], **notes: Any) -> None:
     """Write named tensors, all or nothing, with notes in the file's header."""
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    header = {key: json.dumps(value) for key, value in notes.items()}
+    # As one: of several, safetensors writes them in another order each time.
+    header = {"notes": json.dumps(notes)} if notes else None
 
     def write(half: Path) -> None:
         # As other files are: safetensors' own writing keeps all but the owner from reading.
@@ -63,7 +64,7 @@ def weights_notes(path: Path) -> dict[str, Any]:
     """The notes in the header of a file of weights."""
     try:
         with safe_open(path, framework="pt") as file:
-            notes = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+            notes: dict[str, Any] = json.loads((file.metadata() or {}).get("notes", "{}"))
     except (OSError, SafetensorError, ValueError) as why:
         raise ValueError(f"the weights in {path} can't be read: {why}") from why
     if not notes:
@@ -83,7 +84,6 @@ def save_checkpoint(
     if not target.exists():
         named = setup.model.state_dict() | {f"{_AVERAGE}{name}": w for name, w in average.items()}
         state = {
-            "config": setup.config.as_dict(),
             "optimizer": setup.optimizer.state_dict()["state"],
             "random": {"cpu": torch.get_rng_state()},
             "progress": asdict(progress),
@@ -150,9 +150,7 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
         return None
     with reading(folder):
         state = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-        stored = dict(state["config"])
         named = load_file(checkpoint / WEIGHTS)
-    check_same(stored, setup.config, str(checkpoint))
     average = {
         name.removeprefix(_AVERAGE): named.pop(name)
         for name in list(named)
@@ -173,12 +171,14 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
     return average, state
 
 
-def check_same(stored: dict[str, Any], config: Settings, where: str) -> None:
+def check_same(record: Record, config: Settings, folder: Path) -> None:
     """Refuse to go on with what another configuration began."""
-    if found := differences(stored, config.as_dict()):
+    if found := differences(record.config.as_dict(), config.as_dict()):
+        failed = record.status == "failed"
+        own = "delete it" if failed else "resume with its own configuration"
         raise ValueError(
-            f"{where} belongs to another configuration: {', '.join(found)}; resume with its own "
-            "configuration, or name another run folder"
+            f"{folder} belongs to another configuration: {', '.join(found)}; {own}, or name "
+            "another run folder"
         )
 
 
@@ -194,7 +194,7 @@ def earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) 
             "another folder"
         )
     record = kind.load(path)
-    check_same(record.config.as_dict(), config, str(folder))
+    check_same(record, config, folder)
     return record
 
 

@@ -25,6 +25,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 #: What may differ between the two halves of an interrupted run: it changes no result but rounding.
 NEUTRAL = (
     "data_root",
+    "data_options.cache",
     "device",
     "log_every",
     "checkpoint_every",

@@ -123,7 +123,6 @@ class Loop:
         first = self.progress.step - len(losses) + 1
         for step, (loss, (_, lr)) in enumerate(zip(losses, self._unread, strict=True), first):
             if not math.isfinite(loss):
-                self.journal.flush()
                 raise self.diverged("training loss", loss, step, lr)
             self.journal.write(step, loss=loss, lr=lr)
             self.progress.loss_sum += loss

@@ -58,7 +58,7 @@ def train(
         progress = Progress() if earlier is None else _resumed(setup, folder)
         return carry_out(
             folder,
-            opened(RunRecord, setup, earlier, measure_costs),
+            opened(RunRecord, setup, earlier if progress.step else None, measure_costs),
             progress.step,
             lambda journal: Loop(setup, folder, journal, clock, progress),
             lambda: {"curves": tuple(progress.curves)},

@@ -84,7 +84,10 @@ def prepare(config: TrainConfig) -> Setup:
     torch.manual_seed(config.seed)
     model = make_model(config, data.shape[0], len(data.classes)).to(fabric.device)
     if config.penalty.weight:
-        penalty(config.penalty, model)  # says so if there is none of such weights
+        try:
+            penalty(config.penalty, model)
+        except ValueError as why:
+            raise ValueError(f"penalty.weight for the model {config.model!r}: {why}") from why
     if config.compile:
         warm(model, fabric, batches.batch(0, 0)[0])
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, config.optimizer))
@@ -156,7 +159,7 @@ def built(create: Callable[..., M], name: str, shape: dict[str, Any], options: d
             raise ValueError(
                 f"options has no {key!r}, only {', '.join(known)}{nearest(key, known)}"
             )
-    _check_reversal(options)
+    _check_gradient(options)
     try:
         return create(name, **shape, **options)
     except TypeError as why:
@@ -166,8 +169,14 @@ def built(create: Callable[..., M], name: str, shape: dict[str, Any], options: d
         raise ValueError(f"options.{why}" if wrong else str(why)) from why
 
 
-def _check_reversal(options: dict[str, Any]) -> None:
-    """Refuse a solver that can't be undone, in the words of configurations."""
+def _check_gradient(options: dict[str, Any]) -> None:
+    """Refuse what a gradient method can't do, in the words of configurations."""
+    if options.get("gradient") == "backsolve" and options.get("norm") != "group":
+        raise ValueError(
+            "options.gradient backsolve has no evaluations in common with the forward pass, and "
+            "batch norms have statistics for each; options.norm may be group (where the model has "
+            "it), or options.gradient checkpointed"
+        )
     solver = options.get("solver") or "euler"
     undone = [name for name, (make, _) in SOLVERS.items() if isinstance(make(), Invertible)]
     if options.get("gradient") == "reversal" and solver in [*SOLVERS] and solver not in undone:

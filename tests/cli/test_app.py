@@ -4,8 +4,10 @@ import importlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import entry_points
 
 import pytest
@@ -137,6 +139,15 @@ def failing(monkeypatch):
 def test_errors_take_one_line(nanode, failing, why, status, message):
     failing(why)
     assert nanode("models") == (status, "", f"nanode: {message}\n")
+
+
+def test_sigterm_is_an_interrupt(nanode, monkeypatch):
+    def command():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(app["models"], "default_command", command)
+    assert nanode("models").status == 130
 
 
 @pytest.mark.parametrize("tokens", [("--debug", "models"), ("models", "--debug")])

@@ -4,13 +4,17 @@ import errno
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from nanode import data
+from nanode.cli.train import _placed
 from nanode.training import RunRecord, load_config
+from nanode.training.config import differences
 from nanode.training.journal import Journal
 from nanode.training.loop import Loop
+from nanode.training.video import VideoConfig
 
 
 @pytest.fixture
@@ -79,6 +83,15 @@ def test_a_data_root_is_the_same_from_any_folder(nanode, quick, run_folder, tmp_
     given = ("--config", quick, "--data-root", "sets", "--out", run_folder)
     assert nanode("train", "image", *given).status == 0
     assert RunRecord.load(run_folder / "run.json").config.data_root == str(tmp_path / "sets")
+
+
+def test_a_cache_is_the_same_from_any_folder(nanode, tmp_path, monkeypatch):
+    """And changes nothing that it would take another run for."""
+    monkeypatch.chdir(tmp_path)
+    placed = _placed(VideoConfig(data="bair", model="svg", steps=1, data_options={"cache": "c"}))
+    assert placed.data_options == {"cache": str(tmp_path / "c")}
+    other = replace(placed, data_options={"cache": "elsewhere"})
+    assert differences(placed.as_dict(), other.as_dict()) == []
 
 
 def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path, monkeypatch):

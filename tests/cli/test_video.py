@@ -64,6 +64,7 @@ def test_what_is_for_images_only_is_said(nanode):
     ("tokens", "message"),
     [
         (("generate", "RUN", "--out", "film.avi"), ".gif or .mp4, got 'film.avi'"),
+        (("generate", "RUN", "--out", "."), r"out must be a .gif or .mp4 file, and . is a folder"),
         (("evaluate", "RUN", "--split", "validation"), "split must be one of train, test"),
         (("evaluate", "RUN", "--norms", "batch", "--length", 2), "above n_past = 3, got 2"),
         (("generate", "nowhere"), "can't read the run record"),

@@ -127,11 +127,14 @@ def test_a_block_that_is_called_several_times():
 
 
 def test_a_norm_that_is_never_called_keeps_its_statistics():
-    model = nn.ModuleList([nn.BatchNorm1d(4), nn.BatchNorm1d(4)])
-    model[1].running_mean.fill_(7)
-    calibrate(model, model[0], batches())
-    assert torch.equal(model[1].running_mean, torch.full((4,), 7.0))
-    assert torch.equal(model[1].running_var, torch.ones(4))
+    ours = nanode.BatchNorm(4)
+    ours.prepare((0.0,))
+    for other in (nn.BatchNorm1d(4), ours):
+        model = nn.ModuleList([nn.BatchNorm1d(4), other])
+        other.running_mean.fill_(7)
+        calibrate(model, model[0], batches())
+        assert torch.equal(other.running_mean.flatten(), torch.full((4,), 7.0))
+        assert torch.equal(other.running_var.flatten(), torch.ones(4))
 
 
 def test_on_another_grid_in_eval_mode():

@@ -1,7 +1,8 @@
 """Weights and checkpoints hold what was put in."""
 
 import os
-from dataclasses import replace
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,18 @@ def test_weights_with_notes(tmp_path):
         weights_notes(path)
 
 
+def test_the_same_weights_make_the_same_file(tmp_path):
+    """In other processes too, where hashes and so the order of sets and maps differ."""
+    code = (
+        "import sys, torch; from pathlib import Path; "
+        "from nanode.training.checkpoints import save_weights; "
+        "save_weights(Path(sys.argv[1]), {'w': torch.ones(2)}, channels=1, classes=2, epoch=3, a=4)"
+    )
+    for n in range(3):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / f"{n}")], check=True)
+    assert len({(tmp_path / f"{n}").read_bytes() for n in range(3)}) == 1
+
+
 def test_weights_in_any_memory_format_are_saved(tmp_path):
     path = tmp_path / "final.safetensors"
     weight = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
@@ -53,7 +66,7 @@ def test_weights_without_notes_are_refused(tmp_path):
     save_file({"weight": torch.ones(1)}, path)
     with pytest.raises(ValueError, match=r"final\.safetensors lacks the notes that training"):
         weights_notes(path)
-    save_file({"weight": torch.ones(1)}, path, metadata={"classes": "x"})
+    save_file({"weight": torch.ones(1)}, path, metadata={"notes": "x"})
     with pytest.raises(ValueError, match=r"final\.safetensors can't be read"):
         weights_notes(path)
 
@@ -127,11 +140,9 @@ def test_a_checkpoint_holds_what_was_put_in(tmp_path, config):
     assert torch.equal(one, two)
 
 
-def test_refuses_another_configuration(tmp_path, config):
+def test_refuses_another_model(tmp_path, config):
     assert load_checkpoint(tmp_path, None) is None
     saved(tmp_path, config)
-    with pytest.raises(ValueError, match=r"another configuration: seed \(0 there, 7 here\)"):
-        load_checkpoint(tmp_path, setup_of(replace(config, seed=7), nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="is of another model"):
         load_checkpoint(tmp_path, setup_of(config, nn.Linear(2, 3)))
 
@@ -163,7 +174,7 @@ def test_what_the_disk_or_the_device_does_is_not_the_checkpoints_fault(
     assert error.value is why
 
 
-@pytest.mark.parametrize("lost", ["config", "optimizer", "random"])
+@pytest.mark.parametrize("lost", ["optimizer", "random"])
 def test_refuses_one_that_lacks_something(tmp_path, config, lost):
     _, path = saved(tmp_path, config)
     state = torch.load(path / "state.pt", weights_only=True)

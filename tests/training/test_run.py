@@ -1,6 +1,7 @@
 """Whole runs on real digits."""
 
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -72,6 +73,8 @@ def test_a_rate_that_diverges(tmp_path, config):
     assert not (tmp_path / "checkpoints").exists()
     with pytest.raises(Diverged, match="failed before and would again"):
         train(config, tmp_path)
+    with pytest.raises(ValueError, match=r"optimizer\.lr .*; delete it, or name another"):
+        train(replace(config, optimizer=OptimizerConfig(lr=0.1)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +86,14 @@ def test_a_rate_that_diverges(tmp_path, config):
         ({"options": {"step": 3}}, "options has no 'step', only steps, .*Did you mean 'steps'"),
         ({"options": {"steps": 2, "classes": 3}}, "options has no 'classes'"),
         ({"options": {"gradient": "reversal"}}, "--options.solver coupled-euler"),
+        ({"options": {"gradient": "backsolve"}}, r"options\.norm may be group"),
         ({"options": {"gradient": "reversal", "solver": ["a"]}}, r"solver must be one of.*\['a'\]"),
         ({"validation": 1437}, "got 1437"),
         ({"tensorboard": True}, r"pip install nanode\[tensorboard\]"),
-        ({"model": "auto", "penalty": PenaltyConfig(weight=0.1)}, "no weights that move in time"),
+        (
+            {"model": "auto", "penalty": PenaltyConfig(weight=0.1)},
+            r"penalty.weight for the model 'auto'",
+        ),
         ({"model": "hyper", "penalty": PenaltyConfig(weight=0.1)}, "need an Expansion"),
     ],
 )
@@ -284,6 +291,18 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, config, monkeypatch):
     assert (record.commit, record.modified) == ("a, then b", False)
     assert record.hardware["name"] == "a, then b"
     assert record.versions["torch"] == "torch of a, then torch of b"
+
+
+def test_a_run_that_begins_anew_elsewhere_has_nothing_of_the_first_start(
+    tmp_path, config, perceptron, monkeypatch
+):
+    config = replace(config, options={})
+    for name, stop in (("a", True), ("b", False)):
+        monkeypatch.setattr("nanode.training.environment.commit", lambda name=name: (name, False))
+        record = train(config, tmp_path, stop=lambda stop=stop: stop)
+        # As if it had been killed before its first checkpoint.
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+    assert (record.status, record.commit) == ("finished", "b")
 
 
 def test_a_run_that_goes_on_by_another_method_says_so(tmp_path, config):

@@ -18,6 +18,12 @@ def test_crops_have_the_border_that_was_asked_for(border):
     assert augmentations(AugmentConfig(crop=2, border=border)) == [Crop(2, border)]
 
 
+def test_what_is_held_out_is_the_same_for_all_seeds(config):
+    """What a choice was made on is never trained on by another seed's run."""
+    one, two = (prepare(replace(config, seed=seed)).data.validation for seed in (0, 1))
+    assert torch.equal(one.images, two.images)
+
+
 def test_betas_reach_the_optimizer():
     config = OptimizerConfig(name="adamw", betas=(0.5, 0.6), weight_decay=0.1)
     groups = make_optimizer(nn.Linear(2, 2), config).param_groups

@@ -84,8 +84,8 @@ class Task:
     def batches(self, count: int, most: int) -> list[Tensor]:
         """The indices of the first ``count`` clips, by what is generated together.
 
-        At most ``most`` at a time. With norms of the batch's own at least two, even where ``most``
-        is one: the features of one frame have no variance.
+        At most ``most`` at a time. With norms of the batch's own at least two, since the features
+        of one frame have no variance: there it may be one more than ``most``.
         """
         count = min(count, len(self.clips))
         parts = math.ceil(count / most)

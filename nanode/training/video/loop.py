@@ -70,7 +70,6 @@ class VideoLoop:
             if stop():
                 self._read()
                 self._checkpoint()
-                saved()
                 return False
             self._unread.append(self._step())
             progress.step += 1
@@ -123,8 +122,7 @@ class VideoLoop:
         first = progress.step - len(rows) + 1
         for step, row in enumerate(rows, first):
             if not all(map(math.isfinite, row)):
-                self.journal.flush()
-                raise self._diverged("training loss", row[0], step)
+                raise self.diverged("training loss", row[0], step)
             loss, mse, kld = row
             self.journal.write(step, loss=loss, mse=mse, kld=kld)
             progress.sums = [a + b for a, b in zip(progress.sums, row, strict=True)]
@@ -149,7 +147,7 @@ class VideoLoop:
             return
         found = self.setup.score()
         if not math.isfinite(found.loss_sum):
-            raise self._diverged("test loss", found.loss_sum, progress.step)
+            raise self.diverged("test loss", found.loss_sum, progress.step)
         point = Point(
             step=progress.step,
             seconds=progress.seconds,
@@ -178,7 +176,8 @@ class VideoLoop:
         self.journal.flush()
         save_checkpoint(self.folder, self.setup, self.progress, average={})
 
-    def _diverged(self, what: str, value: float, step: int) -> Diverged:
+    def diverged(self, what: str, value: float, step: int) -> Diverged:
+        """What to raise for such a value."""
         return Diverged(
             f"the {what} became {value} at step {step}; lower optimizer.lr or set clip. The "
             "configuration: " + json.dumps(self.setup.config.as_dict())

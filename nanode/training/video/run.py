@@ -7,6 +7,7 @@ checkpoints/       where to resume
 final.safetensors  the weights that the final metrics belong to
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def train_video(
         progress = VideoProgress() if earlier is None else _resumed(setup, folder)
         return carry_out(
             folder,
-            opened(VideoRecord, setup, earlier, measure_video_costs),
+            opened(VideoRecord, setup, earlier if progress.step else None, measure_video_costs),
             progress.step,
             lambda journal: VideoLoop(setup, folder, journal, clock, progress),
             lambda: {"curves": tuple(progress.curves), "tests": tuple(progress.tests)},
@@ -85,6 +86,8 @@ def _finish(loop: VideoLoop) -> VideoMetrics:
     if setup.config.calibration:
         setup.calibrate()
     test = setup.score()
+    if not math.isfinite(test.loss_sum):  # statistics found anew may make it so
+        raise loop.diverged("test loss", test.loss_sum, progress.step)
     loop.save("final")
     return VideoMetrics(steps=progress.step, best_train=best_train, best_test=best_test, test=test)
 

@@ -223,6 +223,19 @@ def test_a_rate_that_diverges(tmp_path, config):
         load_video_model(tmp_path)
 
 
+def test_a_final_loss_that_is_not_finite_is_a_run_that_diverged(tmp_path, config, monkeypatch):
+    """Norm statistics that are found anew at the end may make it so."""
+
+    def spoilt(self):
+        for parameter in self.model.parameters():
+            parameter.data.fill_(float("nan"))
+
+    monkeypatch.setattr("nanode.training.video.setup.VideoSetup.calibrate", spoilt)
+    with pytest.raises(Diverged, match="test loss became nan"):
+        train_video(config, tmp_path)
+    assert VideoRecord.load(tmp_path / "run.json").status == "failed"
+
+
 def test_a_run_that_was_interrupted_is_not_loaded(tmp_path, config):
     train_video(config, tmp_path, stop=lambda: True)
     with pytest.raises(ValueError, match="was interrupted or is still running"):
