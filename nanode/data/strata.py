@@ -1,6 +1,7 @@
 """A share of every class, chosen by a rule that depends on no random number generator."""
 
 import hashlib
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     >>> torch.bincount(labels[chosen])
     tensor([2, 2])
     """
-    if not (isinstance(count, int) and 0 < count < len(labels)):
+    if not (isinstance(count, Integral) and 0 < count < len(labels)):
         raise ValueError(
             f"expected to hold out between 1 and {len(labels) - 1} of {len(labels)} images, got "
             f"{count}"
