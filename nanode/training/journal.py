@@ -3,10 +3,11 @@
 import json
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nanode.training.files import write_text
 
@@ -14,25 +15,36 @@ from nanode.training.files import write_text
 class Journal:
     """Writes ``log.jsonl``: one line a step with its loss and rate, one an epoch with metrics.
 
-    Opened at a step, it forgets what an interrupted start wrote after that step.
+    Opened at a step by ``with``, it forgets what an interrupted start wrote after that step.
     """
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool, progress: bool) -> None:
-        self._path = folder / "log.jsonl"
-        self._board = _board(folder, step) if tensorboard else None
-        self._progress = progress
+        self._path, self._step = folder / "log.jsonl", step
+        self._tensorboard, self._progress = tensorboard, progress
         self._shown = 0.0
-        kept = []
-        if step and self._path.exists():
-            for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    early = json.loads(line)["step"] <= step
-                except (ValueError, TypeError, KeyError):
-                    continue  # cut off in the middle, or damaged
-                if early:
-                    kept.append(line + "\n")
-        write_text(self._path, "".join(kept))
+
+    def __enter__(self) -> Self:
+        self._board = _board(self._path.parent, self._step) if self._tensorboard else None
+        write_text(self._path, "".join(self._kept()))
         self._file = self._path.open("a", encoding="utf-8", newline="\n")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _kept(self) -> Iterator[str]:
+        """What was written up to the step."""
+        if not self._step or not self._path.exists():
+            return
+        for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                early = json.loads(line)["step"] <= self._step
+            except (ValueError, TypeError, KeyError):
+                continue  # cut off in the middle, or damaged
+            if early:
+                yield line + "\n"
 
     def write(self, step: int, **values: Any) -> None:
         """One line, under ``step`` steps taken."""
@@ -57,14 +69,6 @@ class Journal:
             with suppress(OSError):  # nobody may read along any more, which is no reason to stop
                 sys.stderr.write(f"{start}{text}{clear}" + ("\n" if done else ""))
                 sys.stderr.flush()
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 def check_tensorboard() -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 from nanode.data.batches import stream
 from nanode.data.mixing import Mixed, cutmix
 from nanode.training.calibration import kept_statistics
-from nanode.training.checkpoints import save_checkpoint, save_weights
+from nanode.training.checkpoints import load_weights, save_checkpoint, save_weights
 from nanode.training.evaluation import Score
 from nanode.training.journal import Journal
 from nanode.training.optimizers import set_rate, take_step
 from nanode.training.progress import Clock, Progress
-from nanode.training.records import Epoch
+from nanode.training.records import Epoch, Metrics
 from nanode.training.schedules import rate
 from nanode.training.setup import Setup, penalty
 
@@ -36,18 +36,17 @@ class Diverged(RuntimeError):
 class Loop:
     """Takes a setup through its epochs, from wherever it is."""
 
-    def __init__(
-        self, setup: Setup, folder: Path, journal: Journal, clock: Clock, progress: Progress
-    ) -> None:
-        self.setup, self.folder, self.journal = setup, folder, journal
-        self.clock, self.progress = clock, progress
+    def __init__(self, setup: Setup, folder: Path, clock: Clock, progress: Progress) -> None:
+        self.setup, self.folder, self.clock, self.progress = setup, folder, clock, progress
+        shown = {"tensorboard": setup.config.tensorboard, "progress": setup.config.progress}
+        self.journal = Journal(folder, progress.step, **shown)
         #: Losses and rates of the steps since the last look, still on the device.
         self._unread: list[tuple[Tensor, float]] = []
         #: When the last checkpoint was written, and at which step.
         self._saved = -math.inf, progress.step
 
-    def run(self, after_epoch: Callable[[], object], stop: Callable[[], bool]) -> bool:
-        """Train to the end; ``after_epoch`` is called once an epoch has been looked at.
+    def run(self, saved: Callable[[], object], stop: Callable[[], bool]) -> bool:
+        """Train to the end; ``saved`` is called once an epoch has been looked at.
 
         As soon as ``stop()`` is true, at most a step later, a checkpoint is written and the result
         is False.
@@ -76,8 +75,30 @@ class Loop:
                     return False
             self._read()
             self._end_epoch()
-            after_epoch()
+            saved()
         return True
+
+    def finish(self) -> Metrics:
+        """Final weights, their norm statistics and their metrics; the test images are read here."""
+        setup, config = self.setup, self.setup.config
+        with setup.averaged():
+            if config.select == "best":
+                load_weights(self.folder / "best.safetensors", setup.model)
+            setup.calibrate()
+            metrics: dict[str, float] = {}
+            tested = setup.data.test if config.test else None
+            for split, images in (("validation", setup.data.validation), ("test", tested)):
+                if images is not None:
+                    found = setup.score(images)
+                    if not math.isfinite(found.loss):
+                        raise self._diverged(f"{split} loss", found.loss, self.progress.step)
+                    metrics |= {f"{split}_loss": found.loss, f"{split}_accuracy": found.accuracy}
+            self._save("final", epoch=setup.batches.epoch)
+        return Metrics(**metrics)
+
+    def points(self) -> dict[str, tuple[Epoch, ...]]:
+        """The record's curves so far, by field."""
+        return {"curves": tuple(self.progress.curves)}
 
     def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         """One step of the optimizer; returns its loss, not read yet, and its learning rate."""
@@ -123,7 +144,7 @@ class Loop:
         first = self.progress.step - len(losses) + 1
         for step, (loss, (_, lr)) in enumerate(zip(losses, self._unread, strict=True), first):
             if not math.isfinite(loss):
-                raise self.diverged("training loss", loss, step, lr)
+                raise self._diverged("training loss", loss, step, lr)
             self.journal.write(step, loss=loss, lr=lr)
             self.progress.loss_sum += loss
             self.progress.losses += 1
@@ -147,11 +168,11 @@ class Loop:
                     setup.calibrate(at_most=LOOKED_AT)
                 found = setup.score(setup.data.validation)
                 if not math.isfinite(found.loss):
-                    raise self.diverged("validation loss", found.loss, progress.step, None)
+                    raise self._diverged("validation loss", found.loss, progress.step)
                 if progress.best is None or found.accuracy > progress.best:
                     progress.best = found.accuracy
                     notes = {"epoch": setup.batches.epoch, "accuracy": found.accuracy}
-                    self.save("best", **notes)
+                    self._save("best", **notes)
         point = Epoch(
             epoch=setup.batches.epoch,
             step=progress.step,
@@ -171,7 +192,7 @@ class Loop:
             line += f"  validation {found.loss:.4f}, {found.accuracy:.2%}"
         self.journal.show(line, done=True)
 
-    def save(self, name: str, **notes: object) -> None:
+    def _save(self, name: str, **notes: object) -> None:
         """Write the model as it is now, under a name."""
         data = self.setup.data
         shape = {"channels": data.shape[0], "classes": len(data.classes)}
@@ -191,7 +212,7 @@ class Loop:
         )
         self._saved = time.monotonic(), self.progress.step
 
-    def diverged(self, what: str, value: float, step: int, lr: float | None) -> Diverged:
+    def _diverged(self, what: str, value: float, step: int, lr: float | None = None) -> Diverged:
         """What to raise for such a value."""
         config = self.setup.config
         return Diverged(

@@ -21,16 +21,23 @@ from nanode.training.progress import Clock
 from nanode.training.records import THEN, Record
 
 R = TypeVar("R", bound=Record)
-L = TypeVar("L", bound="Runs")
 
 
-class Runs(Protocol):
-    """A training loop; ``run`` is false where it was stopped before its end."""
+class RunLoop(Protocol):
+    """A training loop, and what a run asks of it."""
 
+    folder: Path
+    journal: Journal
     clock: Clock
 
     def run(self, saved: Callable[[], object], stop: Callable[[], bool], /) -> bool:
-        """Train, telling ``saved`` where the record should be written."""
+        """Train, telling ``saved`` where the record should be written; false if stopped early."""
+
+    def finish(self) -> Any:
+        """Evaluate and write the final weights; returns the record's metrics."""
+
+    def points(self) -> dict[str, Any]:
+        """The record's curves so far, by field."""
 
 
 def run_once(
@@ -140,35 +147,25 @@ def _either(then: bool | None, now: bool | None) -> bool | None:
     return None if then is None or now is None else False
 
 
-def carry_out(
-    folder: Path,
-    record: R,
-    step: int,
-    make_loop: Callable[[Journal], L],
-    curves: Callable[[], dict[str, Any]],
-    finish: Callable[[L], Any],
-    stop: Callable[[], bool],
-) -> R:
-    """Run a loop from a step to its end or until it is stopped; the record says how far it came."""
-    config = record.config
+def carry_out(loop: RunLoop, record: R, stop: Callable[[], bool]) -> R:
+    """Run a loop to its end or until it is stopped; the record says how far it came."""
+    folder = loop.folder
     folder.mkdir(parents=True, exist_ok=True)
     remove_halves(folder)
     if not (folder / "config.yaml").exists():  # one that was there may have comments
-        save_config(config, folder / "config.yaml")
-    shown = {"tensorboard": config.tensorboard, "progress": config.progress}
-    with named(folder), Journal(folder, step, **shown) as journal:
-        loop = make_loop(journal)
+        save_config(record.config, folder / "config.yaml")
 
-        def saved(**changes: Any) -> R:
-            known = replace(record, times=loop.clock.times(), **curves(), **changes)
-            known.save(folder / "run.json")
-            return known
+    def saved(**changes: Any) -> R:
+        known = replace(record, times=loop.clock.times(), **loop.points(), **changes)
+        known.save(folder / "run.json")
+        return known
 
+    with named(folder), loop.journal:
         saved()
         try:
             if not loop.run(saved, stop):
                 return saved()
-            metrics = finish(loop)
+            metrics = loop.finish()
         except Diverged as why:
             saved(status="failed", message=str(why), ended=now())
             raise

@@ -8,7 +8,6 @@ best.safetensors   the best weights on validation
 final.safetensors  the weights that the final metrics belong to
 """
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +22,7 @@ from nanode.training.evaluation import Score, score
 from nanode.training.loop import Loop
 from nanode.training.progress import Clock, Progress
 from nanode.training.recording import carry_out, finished, opened, run_once
-from nanode.training.records import Metrics, RunRecord, Times
+from nanode.training.records import RunRecord, Times
 from nanode.training.setup import (
     Setup,
     evaluation_batches,
@@ -55,16 +54,9 @@ def train(
     def go_on(earlier: RunRecord | None) -> RunRecord:
         clock = Clock(Times() if earlier is None else earlier.times, config.batch_size)
         setup = prepare(config)
-        progress = Progress() if earlier is None else _resumed(setup, folder)
-        return carry_out(
-            folder,
-            opened(RunRecord, setup, earlier if progress.step else None, measure_costs),
-            progress.step,
-            lambda journal: Loop(setup, folder, journal, clock, progress),
-            lambda: {"curves": tuple(progress.curves)},
-            _finish,
-            stop,
-        )
+        progress = _resumed(setup, folder)
+        record = opened(RunRecord, setup, earlier if progress.step else None, measure_costs)
+        return carry_out(Loop(setup, folder, clock, progress), record, stop)
 
     return run_once(RunRecord, config, folder, resume, go_on)
 
@@ -107,7 +99,7 @@ def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:
 
 
 def _resumed(setup: Setup, folder: Path) -> Progress:
-    """Bring the setup to where the last checkpoint was written."""
+    """Bring the setup to where the last checkpoint was written, if there is one."""
     if (found := load_checkpoint(folder, setup)) is None:
         return Progress()
     average, state = found
@@ -116,22 +108,3 @@ def _resumed(setup: Setup, folder: Path) -> Progress:
         if setup.average is not None:
             setup.average.load(average, state["updates"])
         return Progress.from_state(state["progress"])
-
-
-def _finish(loop: Loop) -> Metrics:
-    """Final weights, their norm statistics and their metrics; the test images are read here."""
-    setup, config = loop.setup, loop.setup.config
-    with setup.averaged():
-        if config.select == "best":
-            load_weights(loop.folder / "best.safetensors", setup.model)
-        setup.calibrate()
-        metrics: dict[str, float] = {}
-        tested = setup.data.test if config.test else None
-        for split, images in (("validation", setup.data.validation), ("test", tested)):
-            if images is not None:
-                found = setup.score(images)
-                if not math.isfinite(found.loss):
-                    raise loop.diverged(f"{split} loss", found.loss, loop.progress.step, None)
-                metrics |= {f"{split}_loss": found.loss, f"{split}_accuracy": found.accuracy}
-        loop.save("final", epoch=setup.batches.epoch)
-    return Metrics(**metrics)

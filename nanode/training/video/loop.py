@@ -16,7 +16,7 @@ from nanode.training.loop import Diverged
 from nanode.training.optimizers import set_rate
 from nanode.training.progress import Clock
 from nanode.training.schedules import rate
-from nanode.training.video.records import Point
+from nanode.training.video.records import Best, Point, VideoMetrics
 from nanode.training.video.setup import VideoSetup
 
 
@@ -44,15 +44,11 @@ class VideoLoop:
     """Takes a setup to its end, from wherever it is."""
 
     def __init__(
-        self,
-        setup: VideoSetup,
-        folder: Path,
-        journal: Journal,
-        clock: Clock,
-        progress: VideoProgress,
+        self, setup: VideoSetup, folder: Path, clock: Clock, progress: VideoProgress
     ) -> None:
-        self.setup, self.folder, self.journal = setup, folder, journal
-        self.clock, self.progress = clock, progress
+        self.setup, self.folder, self.clock, self.progress = setup, folder, clock, progress
+        shown = {"tensorboard": setup.config.tensorboard, "progress": setup.config.progress}
+        self.journal = Journal(folder, progress.step, **shown)
         self._resumed = progress.step > 0
         #: Loss, error and divergence of the steps since the last look, still on the device.
         self._unread: list[Tensor] = []
@@ -94,6 +90,33 @@ class VideoLoop:
         self._test()
         return True
 
+    def finish(self) -> VideoMetrics:
+        """Final weights, their norm statistics and their metrics."""
+        setup, progress = self.setup, self.progress
+        if setup.config.calibration:
+            setup.calibrate()
+        test = setup.score()
+        if not math.isfinite(test.loss_sum):  # statistics found anew may make it so
+            raise self._diverged("test loss", test.loss_sum, progress.step)
+        notes = {"channels": setup.model.channels, "size": setup.model.size, "step": progress.step}
+        save_weights(self.folder / "final.safetensors", setup.model.state_dict(), **notes)
+        return VideoMetrics(
+            steps=progress.step,
+            best_train=self._best(progress.curves),
+            best_test=self._best(progress.tests),
+            test=test,
+        )
+
+    def points(self) -> dict[str, tuple[Point, ...]]:
+        """The record's curves so far, by field."""
+        return {"curves": tuple(self.progress.curves), "tests": tuple(self.progress.tests)}
+
+    def _best(self, points: list[Point]) -> Best:
+        """The lowest point of a curve."""
+        lowest = min(points, key=lambda point: point.loss)
+        elbo = self.setup.elbo(lowest.mse, lowest.kld)
+        return Best(step=lowest.step, seconds=lowest.seconds, elbo=elbo)
+
     def _over(self) -> bool:
         config, progress = self.setup.config, self.progress
         if config.steps is not None and progress.step >= config.steps:
@@ -122,7 +145,7 @@ class VideoLoop:
         first = progress.step - len(rows) + 1
         for step, row in enumerate(rows, first):
             if not all(map(math.isfinite, row)):
-                raise self.diverged("training loss", row[0], step)
+                raise self._diverged("training loss", row[0], step)
             loss, mse, kld = row
             self.journal.write(step, loss=loss, mse=mse, kld=kld)
             progress.sums = [a + b for a, b in zip(progress.sums, row, strict=True)]
@@ -147,7 +170,7 @@ class VideoLoop:
             return
         found = self.setup.score()
         if not math.isfinite(found.loss_sum):
-            raise self.diverged("test loss", found.loss_sum, progress.step)
+            raise self._diverged("test loss", found.loss_sum, progress.step)
         point = Point(
             step=progress.step,
             seconds=progress.seconds,
@@ -166,17 +189,11 @@ class VideoLoop:
         line += " min" if config.minutes is None else f"/{config.minutes:g} min"
         return line if loss is None else f"{line}  loss {loss:.4f}"
 
-    def save(self, name: str) -> None:
-        """Write the model as it is now, under a name."""
-        model = self.setup.model
-        notes = {"channels": model.channels, "size": model.size, "step": self.progress.step}
-        save_weights(self.folder / f"{name}.safetensors", model.state_dict(), **notes)
-
     def _checkpoint(self) -> None:
         self.journal.flush()
         save_checkpoint(self.folder, self.setup, self.progress, average={})
 
-    def diverged(self, what: str, value: float, step: int) -> Diverged:
+    def _diverged(self, what: str, value: float, step: int) -> Diverged:
         """What to raise for such a value."""
         return Diverged(
             f"the {what} became {value} at step {step}; lower optimizer.lr or set clip. The "

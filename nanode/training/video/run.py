@@ -7,7 +7,6 @@ checkpoints/       where to resume
 final.safetensors  the weights that the final metrics belong to
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from nanode.training.records import Times
 from nanode.training.video.config import VideoConfig
 from nanode.training.video.costs import measure_video_costs
 from nanode.training.video.loop import VideoLoop, VideoProgress
-from nanode.training.video.records import Best, Point, VideoMetrics, VideoRecord
+from nanode.training.video.records import VideoRecord
 from nanode.training.video.setup import VideoSetup, make_model, prepare
 
 
@@ -42,16 +41,9 @@ def train_video(
         images = config.batch_size * config.length
         clock = Clock(Times() if earlier is None else earlier.times, images)
         setup = prepare(config)
-        progress = VideoProgress() if earlier is None else _resumed(setup, folder)
-        return carry_out(
-            folder,
-            opened(VideoRecord, setup, earlier if progress.step else None, measure_video_costs),
-            progress.step,
-            lambda journal: VideoLoop(setup, folder, journal, clock, progress),
-            lambda: {"curves": tuple(progress.curves), "tests": tuple(progress.tests)},
-            _finish,
-            stop,
-        )
+        progress = _resumed(setup, folder)
+        record = opened(VideoRecord, setup, earlier if progress.step else None, measure_video_costs)
+        return carry_out(VideoLoop(setup, folder, clock, progress), record, stop)
 
     return run_once(VideoRecord, config, folder, resume, go_on)
 
@@ -72,28 +64,8 @@ def load_video_model(run_folder: str | Path) -> tuple[SVG, VideoConfig]:
 
 
 def _resumed(setup: VideoSetup, folder: Path) -> VideoProgress:
-    """Bring the setup to where the last checkpoint was written."""
+    """Bring the setup to where the last checkpoint was written, if there is one."""
     if (found := load_checkpoint(folder, setup)) is None:
         return VideoProgress()
     with reading(folder):
         return VideoProgress.from_state(found[1]["progress"])
-
-
-def _finish(loop: VideoLoop) -> VideoMetrics:
-    """Final weights, their norm statistics and their metrics."""
-    setup, progress = loop.setup, loop.progress
-    best_train, best_test = (_best(points, setup) for points in (progress.curves, progress.tests))
-    if setup.config.calibration:
-        setup.calibrate()
-    test = setup.score()
-    if not math.isfinite(test.loss_sum):  # statistics found anew may make it so
-        raise loop.diverged("test loss", test.loss_sum, progress.step)
-    loop.save("final")
-    return VideoMetrics(steps=progress.step, best_train=best_train, best_test=best_test, test=test)
-
-
-def _best(points: list[Point], setup: VideoSetup) -> Best:
-    """The lowest point of a curve."""
-    lowest = min(points, key=lambda point: point.loss)
-    elbo = setup.elbo(lowest.mse, lowest.kld)
-    return Best(step=lowest.step, seconds=lowest.seconds, elbo=elbo)
