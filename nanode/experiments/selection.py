@@ -1,6 +1,5 @@
 """Choosing between runs by held-out images."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,11 @@ class Candidate:
         return {key: value for key, value in keys.items() if value is not None}
 
 
-def best(
-    candidates: Sequence[tuple[Planned, Candidate]], root: Path | None, images: int | None = None
-) -> Candidate | None:
+#: The runs that a choice is made between.
+Round = dict[Candidate, Planned]
+
+
+def best(candidates: Round, root: Path | None, images: int | None = None) -> Candidate | None:
     """The candidate with the highest validation accuracy, the first of equals.
 
     With ``images``, the number of images that accuracies are of, the first candidate wins unless
@@ -54,7 +55,7 @@ def best(
     if root is None or is_open(candidates, root):
         return None
     found: list[tuple[float, Candidate]] = []
-    for planned, candidate in candidates:
+    for candidate, planned in candidates.items():
         record = find_record(root, planned.name)
         if record is not None and record.metrics is not None:
             accuracy = record.metrics.validation_accuracy
@@ -67,9 +68,9 @@ def best(
     return ahead if most > least + margin else first
 
 
-def is_open(candidates: Sequence[tuple[Planned, Candidate]], root: Path) -> bool:
+def is_open(candidates: Round, root: Path) -> bool:
     """Whether the run of a candidate isn't over as it is planned."""
-    records = ((planned, find_record(root, planned.name)) for planned, _ in candidates)
+    records = ((planned, find_record(root, planned.name)) for planned in candidates.values())
     return any(record is None or bool(planned.differs(record)) for planned, record in records)
 
 

@@ -19,6 +19,7 @@ from nanode.experiments.selection import (
     HELD_OUT,
     TESTED,
     Candidate,
+    Round,
     best,
     error_text,
     is_open,
@@ -79,7 +80,7 @@ class Staged:
             candidates(options, root),
             *(mixing(data, options, root) for data in options.sets),
         ]
-        runs = [run for found in rounds for run, _ in found]
+        runs = [run for found in rounds for run in found.values()]
         return [*runs, *_final(options, root)]
 
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
@@ -134,31 +135,29 @@ def _marks(cells: Mapping[str, Cell]) -> str:
     return marks_section(found)
 
 
-Round = list[tuple[Planned, Candidate]]
-
-
 def candidates(options: Options, root: Path | None) -> Round:
     """What the first row's rate and scale are chosen from: rates, then scales at the best one."""
-    return [*_rates(options), *_scales(options, root)[1:]]
+    return _rates(options) | _scales(options, root)
 
 
 def _rates(options: Options) -> Round:
-    return [_candidate(Candidate(lr), options.main, options) for lr in RATES]
+    return {c: _candidate(c, options.main, options) for c in map(Candidate, RATES)}
 
 
 def _scales(options: Options, root: Path | None) -> Round:
     """At the best rate: the NANODEs' own scale, then others; nothing as long as that is open."""
     if (chosen := best(_rates(options), root)) is None:
-        return []
+        return {}
     found = [chosen, *(replace(chosen, scale=scale) for scale in SCALES)]
-    return [_candidate(candidate, options.main, options) for candidate in found]
+    return {c: _candidate(c, options.main, options) for c in found}
 
 
 def mixing(data: str, options: Options, root: Path | None) -> Round:
     """At the best of these, without and with mixing; nothing as long as records are missing."""
     if (chosen := best(_scales(options, root), root, HELD_OUT)) is None:
-        return []
-    return [_candidate(replace(chosen, cutmix=share), data, options) for share in MIXING]
+        return {}
+    found = [replace(chosen, cutmix=share) for share in MIXING]
+    return {c: _candidate(c, data, options) for c in found}
 
 
 def choice(data: str, options: Options, root: Path | None) -> Candidate | None:
@@ -177,13 +176,13 @@ def folder_of(model: str, steps: int, data: str) -> str:
     return f"staged/{data}/{model}-k{steps}"
 
 
-def _candidate(candidate: Candidate, data: str, options: Options) -> tuple[Planned, Candidate]:
+def _candidate(candidate: Candidate, data: str, options: Options) -> Planned:
     (model, steps), mixed = ROWS[0], candidate.cutmix is not None
     epochs = 1 if options.tiny else MIXING_EPOCHS if mixed else SELECT_EPOCHS
     changes = {"epochs": epochs, "test": False} | candidate.changes()
     config = configured("staged", options, model, data, steps, changes)
     folder = "mixing" if mixed else "select"
-    return Planned(f"staged/{data}/{folder}/{candidate}", config), candidate
+    return Planned(f"staged/{data}/{folder}/{candidate}", config)
 
 
 def _final(options: Options, root: Path | None) -> Iterator[Planned]:
@@ -212,7 +211,9 @@ def _choice(root: Path, options: Options) -> str:
     rounds |= {f"{TITLES[data]}, mixing": mixing(data, options, root) for data in options.sets}
     shown = [
         f"- {title}: "
-        + ", ".join(f"{c}: {validation_text(find_record(root, run.name))}" for run, c in found)
+        + ", ".join(
+            f"{c}: {validation_text(find_record(root, run.name))}" for c, run in found.items()
+        )
         for title, found in rounds.items()
         if found
     ]
@@ -226,7 +227,7 @@ def _choice(root: Path, options: Options) -> str:
     edges = ["rate"] if rate is not None and rate.lr in (RATES[0], RATES[-1]) else []
     edges += ["scale"] if scale is not None and scale.scale in (None, SCALES[-1]) else []
     edge = f" At the edge of what was tried: {', '.join(edges)}." if edges else ""
-    planned = [run for found in rounds.values() for run, _ in found]
+    planned = [run for found in rounds.values() for run in found.values()]
     records = [find_record(root, run.name) for run in planned]
     made = provenance([record for record in records if record is not None])
     return (

@@ -251,10 +251,10 @@ def _choice_made(
 ) -> Choice | None:
     """What a row's choice was made from; None if nothing was tried but the shared recipe."""
     found = candidates(model, options, root, grid)
-    records = {run.name: find_record(root, run.name) for run, _ in found}
-    if not any(record for name, record in records.items() if "/shared/" not in name):
+    records = {candidate: find_record(root, run.name) for candidate, run in found.items()}
+    if not any(records[c] for c, run in found.items() if "/shared/" not in run.name):
         return None
-    shown = {str(candidate): validation_text(records[run.name]) for run, candidate in found}
+    shown = {str(candidate): validation_text(record) for candidate, record in records.items()}
     chosen = choice(model, options, root, grid)
     edges = []
     if chosen is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nanode.experiments.plan import Options, Planned, configured, read_recipe
-from nanode.experiments.selection import ALL_FAILED, Candidate, best, is_open
+from nanode.experiments.selection import ALL_FAILED, Candidate, Round, best, is_open
 from nanode.reports.records import find_record
 from nanode.training import TrainConfig
 
@@ -64,7 +64,7 @@ def table1_runs(options: Options, root: Path | None = None) -> list[Planned]:
     """The shared column, then candidates, then what their records decide."""
     runs = [*_shared(options)]
     for model in tuned(options):
-        runs += [run for run, _ in candidates(model, options, root)]
+        runs += candidates(model, options, root).values()
     for model in tuned(options):
         runs += _own(model, options, root)
     runs += _inverted(options, root)
@@ -121,18 +121,16 @@ class Grid:
     recipe: str = "table1"
 
 
-def candidates(
-    model: str, options: Options, root: Path | None, grid: Grid | None = None
-) -> list[tuple[Planned, Candidate]]:
+def candidates(model: str, options: Options, root: Path | None, grid: Grid | None = None) -> Round:
     """What a row's choice is made from: four learning rates, then other scales at the best.
 
     On the main data set by the shared column's recipe, unless another grid is given.
     """
     grid = grid or Grid(options.main)
-    rates = [Candidate(lr=lr) for lr in RATES]
-    found = [(_candidate(c, model, grid, options), c) for c in rates]
+    found = {c: _candidate(c, model, grid, options) for c in map(Candidate, RATES)}
     if (chosen := best(found, root)) is not None:
-        found += [(_candidate(c, model, grid, options), c) for c in _rescaled(model, chosen.lr)]
+        scaled = _rescaled(model, chosen.lr)
+        found |= {c: _candidate(c, model, grid, options) for c in scaled}
     return found
 
 
@@ -172,8 +170,8 @@ def no_choice(model: str, options: Options, root: Path, grid: Grid | None = None
 def best_so_far(model: str, options: Options, root: Path) -> Candidate | None:
     """Of the candidates that are over, also of scales at what was the best rate once."""
     grid = Grid(options.main)
-    runs = [(_candidate(c, model, grid, options), c) for c in every_candidate(model)]
-    return best([(run, c) for run, c in runs if find_record(root, run.name)], root)
+    runs = {c: _candidate(c, model, grid, options) for c in every_candidate(model)}
+    return best({c: run for c, run in runs.items() if find_record(root, run.name)}, root)
 
 
 def every_candidate(model: str) -> list[Candidate]:
@@ -279,6 +277,6 @@ def rechosen(options: Options) -> list[tuple[str, Grid]]:
 
 def _rechosen(model: str, grid: Grid, options: Options, root: Path | None) -> Iterator[Planned]:
     """The candidates there, and the longer run of the best, unless it is planned already."""
-    yield from (run for run, _ in candidates(model, options, root, grid))
+    yield from candidates(model, options, root, grid).values()
     if (chosen := choice(model, options, root, grid)) is not None:
         yield _longer(model, grid.data, options, chosen)

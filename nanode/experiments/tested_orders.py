@@ -54,7 +54,7 @@ class OrderTest:
         """By the shared recipe; Table 1's candidates; then at the rates and scales they decide."""
         seeds = range(options.seeds if options.budget == "full" else 1)
         runs = [*_column("shared", seeds, options, root)]
-        runs += [run for base in BASES for run, _ in candidates(base, options, root)]
+        runs += [run for base in BASES for run in candidates(base, options, root).values()]
         runs += _column("own", seeds, options, root)
         return list({run.name: run for run in runs}.values())
 

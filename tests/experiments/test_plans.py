@@ -68,7 +68,7 @@ def test_other_orders_take_what_was_chosen_for_order_10(tmp_path, write):
     options, rates = Options(), {"t-nanode-10": 1.0, "b-nanode-10": 0.1, "uncon-resnet": 0.4}
     for model, rate in rates.items():
         for _ in range(2):  # rates, then a scale
-            for run, candidate in candidates(model, options, tmp_path):
+            for candidate, run in candidates(model, options, tmp_path).items():
                 loss = abs(candidate.lr - rate) + (candidate.scale is not None)
                 write(run, validation=0.8 - loss / 10)
     plan = EXPERIMENTS["figure-order-test"].plan(options, tmp_path)

@@ -74,11 +74,12 @@ def decide(options, root, write, model, accuracies, other=0.0, grid=None):
 
     Test accuracies would choose the opposite.
     """
-    for run, candidate in candidates(model, options, root, grid)[: len(RATES)]:
-        write(run, validation=accuracies[candidate.lr], test=1 - accuracies[candidate.lr])
-    scales = candidates(model, options, root, grid)[len(RATES) :]
-    assert len(scales) == len(scales_of(model)) - 1  # the row's own was there already
-    for run, candidate in scales:
+    found = candidates(model, options, root, grid)
+    for lr in RATES:
+        write(found[Candidate(lr)], validation=accuracies[lr], test=1 - accuracies[lr])
+    scaled = {c: run for c, run in candidates(model, options, root, grid).items() if c.scale}
+    assert len(scaled) == len(scales_of(model)) - 1  # the row's own was there already
+    for candidate, run in scaled.items():
         accuracy = other if candidate.scale == 3 else 0.0
         write(run, validation=accuracy, test=1 - accuracy)
 
@@ -91,9 +92,9 @@ def test_candidates_never_see_test_images(options):
     anew = {model for model, _ in rechosen(options)}
     assert {run.config.data for run in found if run.config.model not in anew} == {"cifar10"}
     # The shared run is a candidate, too: it isn't trained twice.
-    assert [c.lr for _, c in candidates("auto", options, None)] == list(RATES)
-    names = [run.name for run, _ in candidates("auto", options, None)]
-    assert names[RATES.index(0.1)] == "table1/cifar10/shared/auto/seed0"
+    tried = candidates("auto", options, None)
+    assert list(tried) == [Candidate(lr) for lr in RATES]
+    assert tried[Candidate(0.1)].name == "table1/cifar10/shared/auto/seed0"
 
 
 def test_validation_chooses(options, tmp_path, write):
@@ -112,7 +113,8 @@ def test_validation_chooses(options, tmp_path, write):
 def test_scales_go_up_to_whole_steps(options, tmp_path, write):
     for model, steps in (("b-nanode-10", 10), (DEEP, 100)):
         decide(options, tmp_path, write, model, {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3})
-        found = [run.config for run, c in candidates(model, options, tmp_path) if c.scale]
+        tried = candidates(model, options, tmp_path)
+        found = [run.config for c, run in tried.items() if c.scale]
         largest = max(found, key=lambda config: config.options["scale"])
         assert largest.options["scale"] == largest.options["steps"] == steps
 
@@ -148,13 +150,13 @@ def test_two_rows_are_chosen_anew_on_the_other_data_set(options, tmp_path, write
     assert long.name.endswith(f"{here}/seed0")
     write(long, test=0.5)
     assert not lines("cifar100/long/t-nanode-10")  # nothing more to come, so far as is known
-    write(candidates("t-nanode-10", options, tmp_path, grid)[1][0])
+    write(candidates("t-nanode-10", options, tmp_path, grid)[Candidate(0.4)])
     (row,) = [line for line in lines("| t-nanode-10 | 66.49") if "50.00 (seed 0)" in line]
     assert row.endswith("| 50.00 (seed 0) |")  # a choice that is open has no column yet
     best_there = {0.1: 0.5, 0.4: 0.7, 1.0: 0.6, 2.5: 0.3}
     decide(options, tmp_path, write, "t-nanode-10", best_there, other=0.75, grid=grid)
-    tried = [run.config for run, _ in candidates("t-nanode-10", options, tmp_path, grid)]
-    assert {(c.data, c.epochs) for c in tried} == {("cifar100", epochs)}
+    tried = candidates("t-nanode-10", options, tmp_path, grid).values()
+    assert {(run.config.data, run.config.epochs) for run in tried} == {("cifar100", epochs)}
     assert choice("t-nanode-10", options, tmp_path) == here
     assert choice("t-nanode-10", options, tmp_path, grid) == there
     plan = [run for run in TABLE1.plan(options, tmp_path) if "/long/t-" in run.name]
@@ -206,18 +208,18 @@ def test_another_choice_does_not_meet_the_runs_of_the_first(options, tmp_path, w
         if f"/{first}/" in run.name:
             write(run, test=0.8125)
     assert row().count("81.25 ") == 3  # own best, constant memory, longer run
-    *_, (last, wider) = candidates("t-nanode-10", options, tmp_path)
+    found, wider = candidates("t-nanode-10", options, tmp_path), Candidate(lr=1.0, scale=10.0)
+    last = found[wider]
     (tmp_path / last.name / "run.json").unlink()
     assert row().count("81.25 (seed 0); choice still open") == 2
     assert row().count("81.25 ± 0.00 (seeds 0, 1); choice still open") == 1
     # Also while a rate is missing, without which no scale is a candidate.
-    rate = candidates("t-nanode-10", options, tmp_path)[-3][0]
-    assert rate.config.optimizer.lr == 2.5
+    rate = found[Candidate(2.5)]
     record = (tmp_path / rate.name / "run.json").rename(tmp_path / "away.json")
     assert row().count("81.25 (seed 0); choice still open") == 2
     record.rename(tmp_path / rate.name / "run.json")
     write(last, validation=0.9)
-    assert choice("t-nanode-10", options, tmp_path) == wider == Candidate(lr=1.0, scale=10.0)
+    assert choice("t-nanode-10", options, tmp_path) == wider
     assert "81.25" not in row()
     plan = {run.name for run in TABLE1.plan(options, tmp_path)}
     assert f"table1/cifar10/own/t-nanode-10/{wider}/seed0" in plan
@@ -234,7 +236,7 @@ def test_what_was_chosen_before_is_named(options, tmp_path, write):
         if "10/own/b-nanode-10/lr1-scale3/seed0" in run.name
     )
     write(first, test=0.8125)
-    write(candidates("b-nanode-10", options, tmp_path)[-1][0], validation=0.9)
+    write(candidates("b-nanode-10", options, tmp_path)[Candidate(1.0, 10.0)], validation=0.9)
     (page,) = TABLE1.report(tmp_path, tmp_path, options)
     text = page.read_text(encoding="utf-8")
     assert "had been tested: b-nanode-10 on CIFAR-10 at lr1-scale3: 81.25 (seed 0)\n" in text
@@ -272,8 +274,9 @@ def test_the_shared_recipe_is_no_ones_best_too_early(options, tmp_path, write):
     decide(options, tmp_path, write, "t-nanode-10", {0.1: 0.5, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3})
     write(own("t-nanode-10", "cifar10", options, tmp_path))  # so that there is a column
     accuracies = {0.1: 0.9, 0.4: 0.6, 1.0: 0.7, 2.5: 0.3}
-    for run, candidate in candidates("auto", options, tmp_path)[:2]:
-        write(run, validation=accuracies[candidate.lr], test=0.8125)
+    for lr in (0.1, 0.4):
+        run = candidates("auto", options, tmp_path)[Candidate(lr)]
+        write(run, validation=accuracies[lr], test=0.8125)
     assert row() == "| auto | 82.98 | 81.25 (seed 0) | choice still open |"
     decide(options, tmp_path, write, "auto", accuracies)
     assert "(seed 0); as shared" in row()
@@ -286,37 +289,37 @@ def test_the_shared_recipe_is_not_repeated_where_it_is_best(options, tmp_path, w
 
 
 def test_nothing_is_chosen_while_candidates_are_missing(options, tmp_path, write):
-    found = candidates("auto", options, tmp_path)
-    for run, _ in found[:-1]:
+    *others, last = candidates("auto", options, tmp_path).values()
+    for run in others:
         write(run)
     assert choice("auto", options, tmp_path) is None
     assert not [run for run in TABLE1.plan(options, tmp_path) if "/own/" in run.name]
-    write(found[-1][0])
+    write(last)
     assert choice("auto", options, tmp_path) is None  # other scales are still to be tried
-    scales = [c.scale for _, c in candidates("auto", options, tmp_path)[len(RATES) :]]
-    assert scales == [3.0, 10.0]
-    write(candidates("auto", options, tmp_path)[-2][0])
+    scaled = {c.scale: run for c, run in candidates("auto", options, tmp_path).items() if c.scale}
+    assert list(scaled) == [3.0, 10.0]
+    write(scaled[3.0])
     assert choice("auto", options, tmp_path) is None
 
 
 def test_residual_networks_are_tried_with_shorter_steps(options, tmp_path, write):
-    for run, _ in candidates("uncon-resnet", options, tmp_path):
+    for run in candidates("uncon-resnet", options, tmp_path).values():
         write(run)
-    scales = [c.scale for _, c in candidates("uncon-resnet", options, tmp_path)[len(RATES) :]]
-    assert scales == [1.0, 3.0]  # their own is ten
+    scales = [c.scale for c in candidates("uncon-resnet", options, tmp_path)]
+    assert scales == [None] * len(RATES) + [1.0, 3.0]  # their own is ten
 
 
 def test_candidates_that_fail_are_out(options, tmp_path, write):
-    for run, candidate in candidates("auto", options, tmp_path):
+    for candidate, run in candidates("auto", options, tmp_path).items():
         status = "failed" if candidate.lr >= 1 else "finished"
         write(run, validation=0.5 + candidate.lr / 10, status=status)
-    assert candidates("auto", options, tmp_path)[len(RATES)][1] == Candidate(lr=0.4, scale=3.0)
+    assert Candidate(lr=0.4, scale=3.0) in candidates("auto", options, tmp_path)
     for model in (*PAPER, DEEP):
-        for run, _ in candidates(model, options, tmp_path):
+        for run in candidates(model, options, tmp_path).values():
             write(run, status="failed")
         assert choice(model, options, tmp_path) is None
     for model, grid in rechosen(options):
-        for run, _ in candidates(model, options, tmp_path, grid):
+        for run in candidates(model, options, tmp_path, grid).values():
             write(run, status="failed")
     # Another row has a choice, so that the column is there.
     decide(options, tmp_path, write, "anode", {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
@@ -333,7 +336,7 @@ def test_candidates_that_fail_are_out(options, tmp_path, write):
 def test_candidates_by_other_settings_decide_nothing(options, tmp_path, write):
     """A choice is made between runs as they are planned now; a page names those that are not."""
     decide(options, tmp_path, write, "auto", {0.1: 0.5, 0.4: 0.8, 1.0: 0.7, 2.5: 0.3})
-    run = candidates("auto", options, tmp_path)[1][0]
+    run = candidates("auto", options, tmp_path)[Candidate(0.4)]
     write(replace(run, config=replace(run.config, epochs=2)), validation=0.9)
     assert choice("auto", options, tmp_path) is None
     words = standing([run], tmp_path, options)

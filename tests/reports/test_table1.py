@@ -45,7 +45,7 @@ def decide(root, *models):
     options = Options(budget="full", data=("cifar10",))
     for model in models:
         for _ in range(2):  # rates, then scales at the best
-            for run, candidate in candidates(model, options, root):
+            for candidate, run in candidates(model, options, root).items():
                 save(root, run, 0.6 if candidate == Candidate(lr=0.4) else 0.5)
 
 
@@ -193,17 +193,18 @@ def test_choices_still_open_and_made(write, page, tmp_path):
     options = Options(budget="full", data=("cifar10",))
     accuracy = {0.1: 0.5, 0.4: 0.6, 1.0: 0.4, 2.5: 0.3}
     found = candidates("auto", options, tmp_path)
-    for run, candidate in found[:2]:
-        write(run.name, model="auto", lr=candidate.lr)
+    for lr in (0.1, 0.4):
+        write(found[Candidate(lr)].name, model="auto", lr=lr)
     shown = rows(page(), "How learning rates and scales were chosen")["auto"]
     assert shown[0].endswith("lr1: missing, lr2.5: missing")
     assert shown[1] == "none so far"
-    for run, candidate in found:
+    for candidate, run in found.items():
         save(tmp_path, run, accuracy[candidate.lr])
     write("table1/cifar10/own/auto/lr0.4/seed0", model="auto", lr=0.4, accuracy=0.88)
     assert rows(page(), "CIFAR-10")["auto"][2] == "88.00 (seed 0); choice still open"
-    for other, _ in candidates("auto", options, tmp_path)[len(accuracy) :]:
-        save(tmp_path, other, 0.55)
+    for candidate, run in candidates("auto", options, tmp_path).items():
+        if candidate.scale is not None:
+            save(tmp_path, run, 0.55)
     assert rows(page(), "CIFAR-10")["auto"][2] == "88.00 (seed 0)"
     shown = rows(page(), "How learning rates and scales were chosen")["auto"]
     assert shown == [
