@@ -21,8 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nanode.experiments.measurements import MEASUREMENTS
-from nanode.experiments.video import FILM
+from nanode.experiments.measurements import FILM, MEASUREMENTS
 from nanode.training.checkpoints import CHECKPOINT, last_checkpoint
 from nanode.training.files import check_writable, write_atomically
 

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from nanode.analysis.drawing import new_figure
-from nanode.experiments.measurements import MEASUREMENTS, measure
+from nanode.experiments.measurements import FILM, MEASUREMENTS, measure
 from nanode.experiments.plan import Experiment, Options, Planned, changed
-from nanode.experiments.video import FILM
 from nanode.training import Diverged, RunRecord, TrainConfig, train
 from nanode.training.checkpoints import Unreadable, check_same, last_checkpoint
 from nanode.training.locks import Busy, locked

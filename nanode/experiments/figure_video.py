@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanode.experiments.measurements import FILM
 from nanode.experiments.plan import Options, Planned, standing
 from nanode.experiments.video import (
     FIGURE,
-    FILM,
     STOCHASTIC,
     Runs,
     VideoRun,

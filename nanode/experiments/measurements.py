@@ -1,11 +1,17 @@
 """What is measured on a run's final weights once it is over, written beside its record.
 
-fit.json    loss and accuracy on the training images
-steps.json  accuracy on held-out images with fewer and fewer steps, and how few keep it
+fit.json         loss and accuracy on the training images
+steps.json       accuracy on held-out images with fewer and fewer steps, and how few keep it
+clips.json       PSNR and SSIM of predicted frames; some-clips and few-clips: of fewer predictions
+prediction.json  the same of what has one right answer
+film.gif         beside these two: what a video model predicts
 """
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -13,7 +19,8 @@ from typing import Any
 from torch import nn
 
 from nanode.block import flows
-from nanode.data import ImageData, Images
+from nanode.data import ImageData, Images, data_root
+from nanode.data.video.official import FOLDERS, SEQUENCES
 from nanode.gradients import Compiled
 from nanode.training import RunRecord, TrainConfig, evaluate, load_model
 from nanode.training.calibration import calibrate
@@ -26,8 +33,10 @@ from nanode.training.setup import (
     make_fabric,
     training_batches,
 )
+from nanode.training.video import VideoRecord, evaluate_video, generate
 from nanode.trajectories import smoothness_penalty
 
+FILM = "film.gif"
 #: How much accuracy fewer steps may cost.
 TOLERANCE = 0.01
 
@@ -116,8 +125,30 @@ class _Coarse:
         return score(model, batches, self.fabric.autocast()).accuracy
 
 
+def clips(folder: Path, sequences: int, samples: int, data: str | None = None) -> dict[str, Any]:
+    """PSNR and SSIM against the horizon, and a film beside."""
+    found = evaluate_video(folder, sequences=sequences, samples=samples, data=data)
+    with suppress(ImportError):  # numbers that took hours are not lost for want of Pillow
+        generate(folder, folder / FILM, sequences=3, scale=1, samples=min(samples, 20))
+    return asdict(found)
+
+
+def prediction(folder: Path) -> dict[str, Any]:
+    """What has one right answer, on as many clips as others report: the official ones if there."""
+    root = data_root(VideoRecord.load(folder / "run.json").config.data_root)
+    official = any((root / name / SEQUENCES.name).exists() for name in FOLDERS)
+    return clips(folder, 10_000, samples=1, data="moving-mnist-test" if official else None)
+
+
 #: By name: finds plain values out about the finished run in a folder.
-MEASUREMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {"fit": fit, "steps": steps}
+MEASUREMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "fit": fit,
+    "steps": steps,
+    "clips": partial(clips, sequences=256, samples=100),  # as published
+    "some-clips": partial(clips, sequences=64, samples=20),
+    "few-clips": partial(clips, sequences=2, samples=2),  # a second on a CPU
+    "prediction": prediction,
+}
 
 
 def measure(name: str, folder: Path) -> None:

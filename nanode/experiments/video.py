@@ -9,16 +9,13 @@ after the same number of steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nanode.data import DataError, data_root
 from nanode.data.video.bair import FOLDER
-from nanode.data.video.official import FOLDERS, SEQUENCES
-from nanode.experiments.measurements import MEASUREMENTS, measured
+from nanode.experiments.measurements import measured
 from nanode.experiments.plan import Options, Planned, changed
 from nanode.models.video import NAMES
 from nanode.reports.records import seed_folders
@@ -27,8 +24,6 @@ from nanode.training.video import (
     Point,
     VideoConfig,
     VideoRecord,
-    evaluate_video,
-    generate,
     trivial_scores,
     video_recipe,
 )
@@ -36,38 +31,12 @@ from nanode.training.video import (
 MODELS = tuple(NAMES)
 #: Minutes of training of a run.
 MINUTES = {"short": 2.4, "full": 60.0}
-FILM = "film.gif"
 #: Steps of the run that is filmed.
 FILMED = 5_000
 FIGURE = "figure-video"
 STOCHASTIC, DETERMINISTIC, BAIR = "moving-mnist", "moving-mnist-deterministic", "bair"
-
-
-def measure_prediction(folder: Path) -> dict[str, Any]:
-    """What has one right answer, on as many clips as others report: the official ones if there."""
-    root = data_root(VideoRecord.load(folder / "run.json").config.data_root)
-    official = any((root / name / SEQUENCES.name).exists() for name in FOLDERS)
-    return _measured(folder, 10_000, samples=1, data="moving-mnist-test" if official else None)
-
-
-def _measured(
-    folder: Path, sequences: int, samples: int, data: str | None = None
-) -> dict[str, Any]:
-    """PSNR and SSIM against the horizon, and a film beside."""
-    found = evaluate_video(folder, sequences=sequences, samples=samples, data=data)
-    with suppress(ImportError):  # numbers that took hours are not lost for want of Pillow
-        generate(folder, folder / FILM, sequences=3, scale=1, samples=min(samples, 20))
-    return asdict(found)
-
-
 #: By budget, what is measured once a run is over.
 MEASURES = {"short": "some-clips", "full": "clips", "tiny": "few-clips"}
-MEASUREMENTS |= {
-    "clips": partial(_measured, sequences=256, samples=100),  # as published
-    "some-clips": partial(_measured, sequences=64, samples=20),
-    "few-clips": partial(_measured, sequences=2, samples=2),  # a second on a CPU
-    "prediction": measure_prediction,
-}
 
 
 def planned(options: Options) -> list[Planned]:
