@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -67,21 +67,23 @@ def reproduce(
     Once ``asked()`` is true, all stops as after ``minutes``. ``trained`` is called before a run
     that was trained is measured, which may take long.
     """
-    late, ended = until(minutes), set[str]()
+    late, patterns = until(minutes), tuple(only)
+    ended, broken = set[str](), dict[str, str]()
 
     def stop() -> bool:
         return asked() or late()
 
-    patterns, broken = list(only), dict[str, str]()
     while True:
         planned = [
-            run
+            replace(run, config=changed(run.config, overrides or {}))
             for run in experiment.plan(options, root)
             if run.name not in ended | set(broken) and matches(run.name, patterns)
         ]
         before = len(ended)
-        for outcome in _outcomes(planned, root, stop, overrides or {}, prune, broken, trained):
+        for outcome in _outcomes(planned, root, stop, broken, trained):
             ended.add(outcome.planned.name)
+            if prune:
+                remove_large(root / outcome.planned.name)
             yield outcome
         if len(ended) == before or stop():
             break
@@ -95,11 +97,9 @@ def check_figures(experiment: Experiment) -> None:
 
 
 def _outcomes(
-    planned: Iterable[Planned],
+    runs: Sequence[Planned],
     root: Path,
     stop: Callable[[], bool],
-    changes: Mapping[str, Any],
-    prune: bool,
     broken: dict[str, str],
     trained: Callable[[], object],
 ) -> Iterator[Outcome]:
@@ -107,7 +107,6 @@ def _outcomes(
 
     Those that break off are noted in ``broken``, with the reason.
     """
-    runs = [replace(run, config=changed(run.config, changes)) for run in planned]
     # All folders and data are looked at first: what doesn't fit shows before anything is trained.
     ended = {run.name for run in runs if over(run, root)}
     if not stop():
@@ -145,8 +144,6 @@ def _outcomes(
             in_a_row.clear()
         if new and not over(run, root):  # stopped while it was trained, or before it was measured
             continue
-        if prune:
-            remove_large(folder)
         yield Outcome(run, record, new)
 
 
@@ -191,9 +188,8 @@ def load_record(run: Planned, folder: Path) -> RunRecord | VideoRecord:
     return run.kind.load(folder / "run.json")
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a run's name fits one of the patterns; with no pattern, any does."""
-    patterns = list(patterns)
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -220,33 +216,27 @@ def remove_large(folder: Path) -> None:
 def _carry_out(
     run: Planned, root: Path, stop: Callable[[], bool], trained: Callable[[], object]
 ) -> RunRecord | VideoRecord:
+    """Train a run and measure it."""
     folder = root / run.name
+    record: RunRecord | VideoRecord
     with locked(folder):
         if over(run, root):  # by another process, just now
             return load_record(run, folder)
         _clear(run, folder)
-        return _train(run, folder, stop, trained)
-
-
-def _train(
-    run: Planned, folder: Path, stop: Callable[[], bool], trained: Callable[[], object]
-) -> RunRecord | VideoRecord:
-    """Train a run and measure it."""
-    _free_memory()
-    record: RunRecord | VideoRecord
-    try:
-        if isinstance(run.config, VideoConfig):
-            record = train_video(run.config, folder, stop=stop)
-        else:
-            record = train(run.config, folder, stop=stop)
-    except Diverged:
-        return load_record(run, folder)
-    if record.status == "finished" and run.measure is not None:
-        trained()
-        if not stop():
-            _free_memory()
-            measure(run.measure, folder)
-    return record
+        _free_memory()
+        try:
+            if isinstance(run.config, VideoConfig):
+                record = train_video(run.config, folder, stop=stop)
+            else:
+                record = train(run.config, folder, stop=stop)
+        except Diverged:
+            return load_record(run, folder)
+        if record.status == "finished" and run.measure is not None:
+            trained()
+            if not stop():
+                _free_memory()
+                measure(run.measure, folder)
+        return record
 
 
 def _clear(run: Planned, folder: Path) -> None:
