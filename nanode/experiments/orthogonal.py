@@ -69,7 +69,7 @@ class FigureOrthogonal:
     def report(self, root: Path, out: Path, options: Options) -> list[Path]:
         """Curves by learning rate, final accuracies, and who collapsed."""
         cells = {
-            (lr, model): _cell(root, model, options, lr)
+            (lr, model): Cell.seeds(root, planned(model, options, lr, seed=0).row)
             for lr in rates(options)
             for model in MODELS
         }
@@ -145,11 +145,6 @@ def _held_out(record: RunRecord) -> list[float]:
 # ---- the report
 
 Cells = Mapping[tuple[float, str], Cell]
-
-
-def _cell(root: Path, model: str, options: Options, lr: float) -> Cell:
-    folder, _, _ = planned(model, options, lr, 0).name.rpartition("/")
-    return Cell.seeds(root, folder)
 
 
 def _count(cell: Cell, event: Callable[[RunRecord], bool]) -> str:

@@ -35,6 +35,11 @@ class Planned:
         """What its record is."""
         return VideoRecord if isinstance(self.config, VideoConfig) else RunRecord
 
+    @property
+    def row(self) -> str:
+        """Where the runs of all its seeds are, a folder each."""
+        return self.name.rpartition("/")[0]
+
     def unmeasured(self, root: Path) -> bool:
         """Whether what is to be measured on its weights below a root wasn't yet."""
         return self.measure is not None and measured(self.measure, root / self.name) is None

@@ -30,6 +30,7 @@ from nanode.experiments.table1_runs import (
     rechosen,
     scale_of,
     scales_of,
+    shared,
     table1_runs,
     tuned,
     undecided,
@@ -97,7 +98,7 @@ def main_columns(root: Path, options: Options) -> dict[str, Column]:
 
 def _shared_column(root: Path, options: Options) -> Column:
     cells = {
-        data: {model: Cell.seeds(root, f"table1/{data}/shared/{model}") for model in MODELS}
+        data: {model: Cell.seeds(root, shared(model, data, options).row) for model in MODELS}
         for data in options.sets
     }
     lr = read_recipe("table1").optimizer.lr
@@ -164,7 +165,7 @@ def _chosen_cell(stage: str, model: str, data: str, options: Options, root: Path
             return Cell(note=note)  # what is shared is in its own column already
         return Cell.seeds(root, folder_of(stage, model, data, leads), note)
     if stage == "own" and is_shared(chosen, options):
-        return Cell.seeds(root, f"table1/{data}/shared/{model}", "as shared")
+        return Cell.seeds(root, shared(model, data, options).row, "as shared")
     return Cell.seeds(root, folder_of(stage, model, data, chosen))
 
 

@@ -145,8 +145,7 @@ def _cell(root: Path, model: str, options: Options, column: str) -> Cell:
     first = planned(model, options, column, root)
     if first is None:
         return Cell(note=no_choice(_base(model), options, root))
-    folder, _, _ = first.name.rpartition("/")
-    return Cell.seeds(root, folder)
+    return Cell.seeds(root, first.row)
 
 
 def _panel(cells: Mapping[str, Cell], orders: Sequence[int], title: str) -> Panel:

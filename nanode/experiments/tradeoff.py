@@ -120,19 +120,13 @@ def _doubt(root: Path, options: Options) -> str:
         f"{HELD_OUT:,} held-out images, {error_text(TYPICAL_ACCURACY, TESTED)} on the "
         f"{TESTED:,} of the test set"
     )
-    accuracy = _several(root, options)
+    accuracy = Cell.seeds(root, shared(f"t-nanode-{ORDER}", options.main, options).row).accuracy
     if accuracy is not None and accuracy.deviation is not None:
         words += (
             f"; and {accuracy.count} seeds of order {ORDER} without a penalty vary by "
             f"{accuracy.deviation:.2f} points there (sample standard deviation, Table 1)"
         )
     return f"{words}. Smaller differences than these decide nothing."
-
-
-def _several(root: Path, options: Options) -> Spread | None:
-    """Seeds of order 10 without a penalty, in Table 1."""
-    seeds, _, _ = shared(f"t-nanode-{ORDER}", options.main, options).name.rpartition("/")
-    return Cell.seeds(root, seeds).accuracy
 
 
 def _read(root: Path, order: int, weight: float, options: Options) -> Read:
