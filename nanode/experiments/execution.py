@@ -21,8 +21,9 @@ from nanode.analysis.drawing import new_figure
 from nanode.experiments.measurements import FILM, MEASUREMENTS, measure
 from nanode.experiments.plan import Experiment, Options, Planned, changed
 from nanode.training import Diverged, RunRecord, TrainConfig, train
-from nanode.training.checkpoints import Unreadable, check_same, last_checkpoint
+from nanode.training.checkpoints import Unreadable, last_checkpoint
 from nanode.training.locks import Busy, locked
+from nanode.training.recording import check_same
 from nanode.training.setup import load_data
 from nanode.training.video import VideoConfig, VideoRecord, train_video
 from nanode.training.video.setup import load_clips

@@ -15,19 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from nanode.training.config import Settings, differences
-from nanode.training.documents import parse_document
 from nanode.training.files import remove_halves, write_atomically
-from nanode.training.records import Record
-
-R = TypeVar("R", bound=Record)
 
 #: The files of a checkpoint.
 CHECKPOINT = WEIGHTS, STATE = "weights.safetensors", "state.pt"
@@ -151,12 +146,11 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
     with reading(folder):
         state = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
         named = load_file(checkpoint / WEIGHTS)
-    average = {
-        name.removeprefix(_AVERAGE): named.pop(name)
-        for name in list(named)
-        if name.startswith(_AVERAGE)
-    }
-    with reading(folder):
+        average = {
+            name.removeprefix(_AVERAGE): named.pop(name)
+            for name in list(named)
+            if name.startswith(_AVERAGE)
+        }
         try:
             setup.model.load_state_dict(named)
         except RuntimeError as why:
@@ -169,49 +163,3 @@ def load_checkpoint(folder: Path, setup: Any) -> tuple[dict[str, Tensor], dict[s
     if setup.fabric.device.type == "cuda" and "cuda" in state["random"]:
         torch.cuda.set_rng_state(state["random"]["cuda"], setup.fabric.device)
     return average, state
-
-
-def check_same(record: Record, config: Settings, folder: Path) -> None:
-    """Refuse to go on with what another configuration began."""
-    if found := differences(record.config.as_dict(), config.as_dict()):
-        failed = record.status == "failed"
-        own = "delete it" if failed else "resume with its own configuration"
-        raise ValueError(
-            f"{folder} belongs to another configuration: {', '.join(found)}; {own}, or name "
-            "another run folder"
-        )
-
-
-def earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | None:
-    """The record of a run that a folder already holds, if it may be resumed with ``config``."""
-    path = folder / "run.json"
-    if not path.exists():
-        _check_free(folder, config)
-        return None
-    if not resume:
-        raise ValueError(
-            f"{folder} holds a run already; have it resumed (resume=True, --resume), or name "
-            "another folder"
-        )
-    record = kind.load(path)
-    check_same(record, config, folder)
-    return record
-
-
-def _check_free(folder: Path, config: Settings) -> None:
-    """Refuse a folder without a record that holds what a run would write over, or go on from."""
-    if last_checkpoint(folder) is not None:
-        raise ValueError(
-            f"{folder} holds checkpoints but no run.json, without which nothing can go on from "
-            "them; remove the folder checkpoints, or name another run folder"
-        )
-    path = folder / "config.yaml"
-    if not path.exists():
-        return
-    try:
-        other = parse_document(type(config), path.read_text(encoding="utf-8"), str(path))
-        same = not differences(other.as_dict(), config.as_dict())
-    except ValueError:
-        same = False
-    if not same:
-        raise ValueError(f"{path} is not this run's; move it away, or name another run folder")

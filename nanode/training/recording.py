@@ -8,12 +8,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from nanode.block import flows
-from nanode.training.checkpoints import earlier_record
-from nanode.training.config import Settings
+from nanode.training.checkpoints import last_checkpoint
+from nanode.training.config import Settings, differences
 from nanode.training.costs import describe
-from nanode.training.documents import save_config
+from nanode.training.documents import parse_document, save_config
 from nanode.training.environment import now, provenance
-from nanode.training.files import check_writable, named, remove_halves
+from nanode.training.files import named, remove_halves
 from nanode.training.journal import Journal
 from nanode.training.locks import check_alone, locked
 from nanode.training.loop import Diverged
@@ -52,16 +52,61 @@ def run_once(
     A finished run is not repeated, and one that failed is refused; the caller's random state is
     left alone.
     """
-    if (over := _over(earlier_record(kind, config, folder, resume), folder)) is not None:
+    if (over := _over(_earlier_record(kind, config, folder, resume), folder)) is not None:
         return over  # though another process may be measuring it
     check_alone()
-    check_writable(folder)
     with locked(folder):
-        earlier = earlier_record(kind, config, folder, resume)
+        earlier = _earlier_record(kind, config, folder, resume)
         if (over := _over(earlier, folder)) is not None:
             return over
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             return train(earlier)
+
+
+def check_same(record: Record, config: Settings, folder: Path) -> None:
+    """Refuse to go on with what another configuration began."""
+    if found := differences(record.config.as_dict(), config.as_dict()):
+        failed = record.status == "failed"
+        own = "delete it" if failed else "resume with its own configuration"
+        raise ValueError(
+            f"{folder} belongs to another configuration: {', '.join(found)}; {own}, or name "
+            "another run folder"
+        )
+
+
+def _earlier_record(kind: type[R], config: Settings, folder: Path, resume: bool) -> R | None:
+    """The record of a run that a folder already holds, if it may be resumed with ``config``."""
+    path = folder / "run.json"
+    if not path.exists():
+        _check_free(folder, config)
+        return None
+    if not resume:
+        raise ValueError(
+            f"{folder} holds a run already; have it resumed (resume=True, --resume), or name "
+            "another folder"
+        )
+    record = kind.load(path)
+    check_same(record, config, folder)
+    return record
+
+
+def _check_free(folder: Path, config: Settings) -> None:
+    """Refuse a folder without a record that holds what a run would write over, or go on from."""
+    if last_checkpoint(folder) is not None:
+        raise ValueError(
+            f"{folder} holds checkpoints but no run.json, without which nothing can go on from "
+            "them; remove the folder checkpoints, or name another run folder"
+        )
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    try:
+        other = parse_document(type(config), path.read_text(encoding="utf-8"), str(path))
+        same = not differences(other.as_dict(), config.as_dict())
+    except ValueError:
+        same = False
+    if not same:
+        raise ValueError(f"{path} is not this run's; move it away, or name another run folder")
 
 
 def _over(earlier: R | None, folder: Path) -> R | None:

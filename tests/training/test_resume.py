@@ -225,7 +225,7 @@ def test_a_finished_run_is_read_where_nothing_can_be_written(
 
     config = replace(config, options={}, epochs=1)
     record = train(config, tmp_path)
-    monkeypatch.setattr("nanode.training.recording.check_writable", refuse)
+    monkeypatch.setattr("nanode.training.locks.check_writable", refuse)
     assert train(config, tmp_path).metrics == record.metrics
     with pytest.raises(ValueError, match="no permission"):
         train(config, tmp_path / "new")
