@@ -32,7 +32,7 @@ class Clock:
     """
 
     def __init__(self, earlier: Times, batch_size: int) -> None:
-        self._earlier = replace(earlier, starts=earlier.starts + 1)
+        self._times = replace(earlier, starts=earlier.starts + 1)
         self._batch_size = batch_size
         self._opened = self._since = time.perf_counter()
         #: Whether the first step is still to come.
@@ -54,22 +54,20 @@ class Clock:
         """
         now = time.perf_counter()
         spent, self._since = now - self._since, now
-        before = self._earlier
+        known = self._times
         if self.first:
             self.first = False
-            self._earlier = replace(before, first_steps=before.first_steps + spent)
+            self._times = replace(known, first_steps=known.first_steps + spent)
         else:
-            self._earlier = replace(
-                before, steps=before.steps + spent, counted=before.counted + steps
-            )
+            self._times = replace(known, steps=known.steps + spent, counted=known.counted + steps)
         return spent
 
     def times(self) -> Times:
         """All starts so far."""
-        now = self._earlier
-        images = now.counted * self._batch_size
+        known = self._times
+        images = known.counted * self._batch_size
         return replace(
-            now,
-            total=now.total + time.perf_counter() - self._opened,
-            images_per_second=images / now.steps if now.counted else None,
+            known,
+            total=known.total + time.perf_counter() - self._opened,
+            images_per_second=images / known.steps if known.counted else None,
         )

@@ -1,6 +1,8 @@
 """How alike two images are: PSNR and SSIM by torchmetrics, and OpenSTL's MSE and SSIM."""
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +14,7 @@ HIGHEST_PSNR = 100.0
 
 def psnr(made: Tensor, truth: Tensor) -> Tensor:
     """The peak signal-to-noise ratio of each image (N, C, H, W) in dB, for values in [0, 1]."""
-    try:
-        from torchmetrics.functional.image import peak_signal_noise_ratio
-    except ImportError as why:
-        raise _missing(why) from why
-    found: Tensor = peak_signal_noise_ratio(
+    found: Tensor = _torchmetrics().peak_signal_noise_ratio(
         made, truth, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
     return found.clamp(max=HIGHEST_PSNR)
@@ -28,14 +26,9 @@ def ssim(made: Tensor, truth: Tensor) -> Tensor:
     A mean over all pixels, with images mirrored at their borders. The public code of SVG and SRVP
     takes the mean over windows that lie inside, which is less where borders are black.
     """
-    try:
-        from torchmetrics.functional.image import structural_similarity_index_measure
-    except ImportError as why:
-        raise _missing(why) from why
-    found = structural_similarity_index_measure(
+    found: Tensor = _torchmetrics().structural_similarity_index_measure(
         made, truth, gaussian_kernel=True, sigma=1.5, data_range=1.0, reduction="none"
     )
-    assert isinstance(found, Tensor)
     return found.reshape(len(made))
 
 
@@ -65,8 +58,13 @@ def openstl_ssim(made: Tensor, truth: Tensor) -> Tensor:
     return score.mean(dim=(1, 2, 3))
 
 
-def _missing(why: ImportError) -> ImportError:
-    return ImportError(f"PSNR and SSIM need torchmetrics: pip install nanode[train] ({why})")
+def _torchmetrics() -> Any:
+    """Its metrics of images, or an error that says how to get them."""
+    try:
+        return import_module("torchmetrics.functional.image")
+    except ImportError as why:
+        message = f"PSNR and SSIM need torchmetrics: pip install nanode[train] ({why})"
+        raise ImportError(message) from why
 
 
 def by_time(metric: Callable[[Tensor, Tensor], Tensor], made: Tensor, truth: Tensor) -> Tensor:
