@@ -22,7 +22,6 @@ from nanode.block import flows
 from nanode.training import calibrate, load_model, recipe, train
 from nanode.training.evaluation import score
 from nanode.training.setup import (
-    evaluation_batches,
     later_images,
     load_data,
     make_fabric,
@@ -57,7 +56,7 @@ def main() -> None:
 
 def row(name, seed, model, found, config):
     fabric, data = make_fabric(config), load_data(config)
-    batches, tests = training_batches(config, data.train), evaluation_batches(config, data.test)
+    batches = training_batches(config, data.train)
     anew = copy.deepcopy(found)
     images = later_images(batches, config.epochs, config.calibration)
     with fabric.autocast():
@@ -69,8 +68,8 @@ def row(name, seed, model, found, config):
         "seed": seed,
         "parameters of the flow": sum(p.numel() for p in block.parameters()),
         "largest error": max(errors),
-        "test accuracy": score(found.eval(), tests, fabric.autocast()).accuracy,
-        "statistics found anew": score(anew.eval(), tests, fabric.autocast()).accuracy,
+        "test accuracy": score(found.eval(), data.test, config, fabric).accuracy,
+        "statistics found anew": score(anew.eval(), data.test, config, fabric).accuracy,
         "layers off by": apart(block),
     }
 

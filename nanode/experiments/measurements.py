@@ -27,7 +27,6 @@ from nanode.training.calibration import calibrate
 from nanode.training.evaluation import score
 from nanode.training.files import read_json, write_json
 from nanode.training.setup import (
-    evaluation_batches,
     later_images,
     load_data,
     make_fabric,
@@ -121,8 +120,7 @@ class _Coarse:
 
     def accuracy(self, model: nn.Module, images: Images) -> float:
         """On some images, by stored statistics."""
-        batches = evaluation_batches(self.config, images)
-        return score(model, batches, self.fabric.autocast()).accuracy
+        return score(model, images, self.config, self.fabric).accuracy
 
 
 def clips(folder: Path, sequences: int, samples: int, data: str | None = None) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from nanode.analysis.page import Analysis
 from nanode.analysis.survey import Effort, analyse
+from nanode.training.evaluation import evaluation_batches
 from nanode.training.run import load_model
-from nanode.training.setup import evaluation_batches, load_data, make_fabric
+from nanode.training.setup import load_data, make_fabric
 from nanode.training.video import is_video_run, load_video_model
 from nanode.training.video.loss import loss_terms
 from nanode.training.video.setup import load_clips

@@ -1,14 +1,18 @@
 """How good a model is: loss and accuracy in eval mode, with stored norm statistics."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanode.data import Batches
+from nanode.data import Batches, Images
+from nanode.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,26 @@ class Score:
 
 
 @torch.no_grad()
-def score(model: nn.Module, batches: Batches, autocast: AbstractContextManager[object]) -> Score:
-    """Loss and accuracy over all batches."""
+def score(model: nn.Module, images: Images, config: TrainConfig, fabric: "Fabric") -> Score:
+    """Loss and accuracy over all images, in a run's batches and precision."""
+    batches = evaluation_batches(config, images)
     was_training = model.training
     model.eval()
-    device = batches.data.device
+    device = images.device
     loss = torch.zeros((), dtype=torch.float64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
-    with autocast:
-        for images, labels in _padded(batches):
-            logits = model(images)[: len(labels)].float()
+    with fabric.autocast():
+        for some, labels in _padded(batches):
+            logits = model(some)[: len(labels)].float()
             loss += F.cross_entropy(logits, labels, reduction="sum").double()
             right += (logits.argmax(1) == labels).sum()
     model.train(was_training)
-    return Score(float(loss) / len(batches.data), int(right) / len(batches.data))
+    return Score(float(loss) / len(images), int(right) / len(images))
+
+
+def evaluation_batches(config: TrainConfig, images: Images) -> Batches:
+    """Images in order, none left out."""
+    return Batches(images, config.batch_size, shuffle=False, channels_last=config.channels_last)
 
 
 def _padded(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:

@@ -25,7 +25,6 @@ from nanode.training.recording import carry_out, finished, opened, run_once
 from nanode.training.records import RunRecord, Times
 from nanode.training.setup import (
     Setup,
-    evaluation_batches,
     load_data,
     make_fabric,
     make_model,
@@ -80,11 +79,10 @@ def evaluate(
     images = {"train": data.train, "validation": data.validation, "test": data.test}[split]
     if images is None:
         raise ValueError(f"the run in {run_folder} held out no images (validation: 0)")
-    batches = evaluation_batches(config, images.to(fabric.device))
     # On a CPU compiling takes longer than it saves.
     plain = uncompiled(flows(model).values()) if fabric.device.type == "cpu" else nullcontext()
     with plain:
-        return score(model, batches, fabric.autocast())
+        return score(model, images.to(fabric.device), config, fabric)
 
 
 def load_model(run_folder: str | Path) -> tuple[nn.Module, TrainConfig]:

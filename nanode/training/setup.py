@@ -57,9 +57,8 @@ class Setup:
 
     def score(self, images: Images) -> Score:
         """The model as it is on some images."""
-        batches = evaluation_batches(self.config, images)
         # Not compiled, as below, and as whoever evaluates the run later.
-        return score(self.model, batches, self.fabric.autocast())
+        return score(self.model, images, self.config, self.fabric)
 
     def calibrate(self, at_most: int | None = None) -> None:
         """Find the norms' statistics anew, for the weights as they are."""
@@ -223,11 +222,6 @@ def later_images(batches: Batches, epoch: int, count: int) -> Iterator[Tensor]:
     for n in range(count):
         later, step = divmod(n, len(batches))
         yield batches.batch(epoch + later, step)[0]
-
-
-def evaluation_batches(config: TrainConfig, images: Images) -> Batches:
-    """Images in order, none left out."""
-    return Batches(images, config.batch_size, shuffle=False, channels_last=config.channels_last)
 
 
 @torch.no_grad()

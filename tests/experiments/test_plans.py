@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import nanode.training.setup
+import nanode.training.evaluation
 from nanode.data import load
 from nanode.experiments import EXPERIMENTS, Options, fitted_orders, reproduce, tested_orders
 from nanode.experiments.memory import EVALUATIONS, FILE, METHODS
@@ -215,9 +215,8 @@ def test_how_often_test_images_are_read(tmp_path, monkeypatch, name, pattern, lo
         found.append(torch.equal(images.images, test.images))
         return original(config, images)
 
-    original = nanode.training.setup.evaluation_batches
-    for place in ("training.setup", "training.run", "experiments.measurements"):
-        monkeypatch.setattr(f"nanode.{place}.evaluation_batches", batches)
+    original = nanode.training.evaluation.evaluation_batches
+    monkeypatch.setattr("nanode.training.evaluation.evaluation_batches", batches)
     options = Options(budget="tiny", seeds=1)
     changes = {"progress": False}
     (_,) = reproduce(EXPERIMENTS[name], tmp_path, options, only=[pattern], overrides=changes)

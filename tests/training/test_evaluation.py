@@ -1,6 +1,5 @@
 """What is evaluated: which weights, which statistics, which images."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from nanode.data import Batches, load
+from nanode.data import load
 from nanode.gradients import compiled
 from nanode.training import (
     OptimizerConfig,
@@ -19,7 +18,7 @@ from nanode.training import (
 )
 from nanode.training.checkpoints import last_checkpoint
 from nanode.training.evaluation import score
-from nanode.training.setup import Setup, prepare
+from nanode.training.setup import Setup, make_fabric, prepare
 
 
 def test_evaluation_is_of_the_stored_weights_and_statistics(tmp_path, config):
@@ -83,7 +82,7 @@ def test_a_score_does_not_depend_on_the_batches(config):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_score_leaves_the_mode_alone_and_shows_batches_of_one_size(training):
+def test_a_score_leaves_the_mode_alone_and_shows_batches_of_one_size(config, training):
     """Compiled code would be compiled once more for the last, smaller one."""
     model, sizes = nn.Linear(64, 10).train(training), []
 
@@ -93,7 +92,7 @@ def test_a_score_leaves_the_mode_alone_and_shows_batches_of_one_size(training):
         return nn.functional.linear(images.flatten(1), model.weight)
 
     model.forward = forward
-    score(model, Batches(load("digits").test, 100, shuffle=False), nullcontext())
+    score(model, load("digits").test, replace(config, batch_size=100), make_fabric(config))
     assert sizes == [100] * 4  # of 360
     assert model.training is training
 
