@@ -51,3 +51,13 @@ def quick(tmp_path):
 def run_folder(tmp_path):
     """Where a run may go; it isn't there yet."""
     return tmp_path / "runs" / "first"
+
+
+@pytest.fixture
+def train(nanode, quick, run_folder):
+    """Gives the command that trains it there, with further options if need be."""
+
+    def call(*options, out=run_folder):
+        return nanode("train", "image", "--config", quick, "--out", out, *options)
+
+    return call

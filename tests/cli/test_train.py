@@ -18,8 +18,8 @@ from nanode.training.video import VideoConfig
 
 
 @pytest.fixture
-def trained(nanode, quick, run_folder):
-    answer = nanode("train", "image", "--config", quick, "--out", run_folder)
+def trained(train):
+    answer = train()
     assert answer.status == 0, answer.err
     return answer
 
@@ -58,30 +58,28 @@ def test_evaluating_gives_the_recorded_numbers(trained, nanode, run_folder, spli
         ("steps", "2.5", "a whole number of at least 1, got 2.5"),
     ],
 )
-def test_options_of_another_kind_are_refused(nanode, quick, run_folder, option, value, expected):
-    tokens = ("train", "image", "--config", quick, "--out", run_folder)
-    status, _, err = nanode(*tokens, f"--options.{option}", value)
+def test_options_of_another_kind_are_refused(train, run_folder, option, value, expected):
+    status, _, err = train(f"--options.{option}", value)
     assert status == 1
     assert f"options.{option} must be {expected}" in err
     assert not run_folder.exists()
 
 
-def test_a_full_disk_is_named(nanode, quick, run_folder, monkeypatch):
+def test_a_full_disk_is_named(train, run_folder, monkeypatch):
     def full(self, step, **values):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "write", full)
-        status, _, err = nanode("train", "image", "--config", quick, "--out", run_folder)
+        status, _, err = train()
     assert status == 1
     assert f"No space left on device: '{run_folder}'; make room, and give the same" in err
-    assert nanode("train", "image", "--config", quick, "--out", run_folder).status == 0
+    assert train().status == 0
 
 
-def test_a_data_root_is_the_same_from_any_folder(nanode, quick, run_folder, tmp_path, monkeypatch):
+def test_a_data_root_is_the_same_from_any_folder(train, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = ("--config", quick, "--data-root", "sets", "--out", run_folder)
-    assert nanode("train", "image", *given).status == 0
+    assert train("--data-root", "sets").status == 0
     assert RunRecord.load(run_folder / "run.json").config.data_root == str(tmp_path / "sets")
 
 
@@ -94,7 +92,7 @@ def test_a_cache_is_the_same_from_any_folder(nanode, tmp_path, monkeypatch):
     assert differences(placed.as_dict(), other.as_dict()) == []
 
 
-def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path, monkeypatch):
+def test_a_run_that_was_moved_names_its_data(train, nanode, run_folder, tmp_path, monkeypatch):
     asked = []
 
     def load(name, root, progress):
@@ -102,14 +100,13 @@ def test_a_run_that_was_moved_names_its_data(nanode, quick, run_folder, tmp_path
         return data.load(name)
 
     monkeypatch.setattr("nanode.training.setup.load", load)
-    root = ("--data-root", tmp_path / "first")
-    assert nanode("train", "image", "--config", quick, *root, "--out", run_folder).status == 0
+    assert train("--data-root", tmp_path / "first").status == 0
     assert nanode("evaluate", run_folder).status == 0
     assert nanode("evaluate", run_folder, "--data-root", tmp_path / "other").status == 0
     assert asked == [str(tmp_path / name) for name in ("first", "first", "other")]
 
 
-def test_an_interrupt_leaves_a_checkpoint_at_the_step(nanode, quick, run_folder, monkeypatch):
+def test_an_interrupt_leaves_a_checkpoint_at_the_step(train, monkeypatch):
     original, count = Loop._step, []
 
     def step(self, images, labels):
@@ -119,28 +116,26 @@ def test_an_interrupt_leaves_a_checkpoint_at_the_step(nanode, quick, run_folder,
         return original(self, images, labels)
 
     monkeypatch.setattr(Loop, "_step", step)
-    give = ("train", "image", "--config", quick, "--out", run_folder)
-    status, out, err = nanode(*give)
+    status, out, err = train()
     assert (status, out) == (130, "")
     assert err.endswith("nanode: interrupted; the same command goes on from here\n")
     assert len(count) == 3
-    assert nanode(*give).status == 0
+    assert train().status == 0
     assert len(count) == 10  # ten steps in all, none made twice
 
 
-def test_a_finished_run_is_not_repeated(trained, nanode, quick, run_folder):
+def test_a_finished_run_is_not_repeated(trained, train, run_folder):
     before = (run_folder / "run.json").stat().st_mtime_ns
-    again = nanode("train", "image", "--config", quick, "--out", run_folder)
+    again = train()
     assert again == trained
     assert (run_folder / "run.json").stat().st_mtime_ns == before
 
 
-def test_a_folder_that_is_taken(trained, nanode, quick, run_folder):
-    give = ("train", "image", "--config", quick, "--out", run_folder)
-    status, _, err = nanode(*give, "--no-resume")
+def test_a_folder_that_is_taken(trained, train):
+    status, _, err = train("--no-resume")
     assert status == 1
     assert "holds a run already" in err
-    status, _, err = nanode(*give, "--seed", 5)
+    status, _, err = train("--seed", 5)
     assert status == 1
     assert "belongs to another configuration: seed (0 there, 5 here)" in err
 
@@ -159,8 +154,8 @@ def test_a_folder_that_is_taken(trained, nanode, quick, run_folder):
         (("--epochs", "0"), "epochs must be a whole number of at least 1, got 0"),
     ],
 )
-def test_bad_input(nanode, quick, run_folder, tokens, message):
-    status, out, err = nanode("train", "image", "--config", quick, "--out", run_folder, *tokens)
+def test_bad_input(train, run_folder, tokens, message):
+    status, out, err = train(*tokens)
     assert (status, out) == (1, "")
     assert message in err
     assert err.startswith("nanode: ")
@@ -181,28 +176,26 @@ def test_an_empty_path_is_not_the_current_folder(
     assert list(tmp_path.rglob("*")) == before
 
 
-def test_a_wrong_key_in_the_file(nanode, quick, run_folder):
+def test_a_wrong_key_in_the_file(train, quick, run_folder):
     quick.write_text(quick.read_text(encoding="utf-8") + "epoch: 3\n")
-    status, _, err = nanode("train", "image", "--config", quick, "--out", run_folder)
+    status, _, err = train()
     assert status == 1
     assert err == f"nanode: {quick}: unknown key 'epoch'. Did you mean 'epochs'?\n"
     assert not run_folder.parent.exists()
 
 
-def test_a_model_is_checked_before_data_are_fetched(nanode, quick, run_folder, monkeypatch):
+def test_a_model_is_checked_before_data_are_fetched(train, monkeypatch):
     def offline(*arguments, **options):
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr("urllib.request.urlopen", offline)
-    give = ("train", "image", "--config", quick, "--out", run_folder, "--data", "cifar10")
-    status, _, err = nanode(*give, "--model", "aut")
+    status, _, err = train("--data", "cifar10", "--model", "aut")
     assert status == 1
     assert "got 'aut'. Did you mean 'auto'?" in err
 
 
-def test_a_rate_that_diverges(nanode, quick, run_folder):
-    give = ("train", "image", "--config", quick, "--out", run_folder, "--optimizer.lr", "1e30")
-    status, out, err = nanode(*give)
+def test_a_rate_that_diverges(train, nanode, run_folder):
+    status, out, err = train("--optimizer.lr", "1e30")
     assert (status, out) == (1, "")
     assert err.startswith("nanode: the training loss became nan at step")
     assert "lower optimizer.lr" in err
@@ -216,25 +209,23 @@ def test_a_rate_that_diverges(nanode, quick, run_folder):
 @pytest.mark.skipif(
     getattr(os, "geteuid", lambda: 1)() == 0, reason="root may read and write everything"
 )
-def test_folders_without_permission(nanode, quick, run_folder, tmp_path):
+def test_folders_without_permission(train, run_folder, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    give = ("train", "image", "--config", quick)
-    data = ("--data", "cifar10", "--data-root", closed / "data")
-    status, _, err = nanode(*give, *data, "--out", run_folder)
+    status, _, err = train("--data", "cifar10", "--data-root", closed / "data")
     assert status == 1
     assert "no permission for" in err
     assert not run_folder.parent.exists()
-    status, _, err = nanode(*give, "--out", closed / "run")
+    status, _, err = train(out=closed / "run")
     assert status == 1
     assert "no permission to write the folder" in err
 
 
-def test_a_file_where_a_folder_should_be(nanode, quick):
-    status, _, err = nanode("train", "image", "--config", quick, "--out", quick / "run")
+def test_a_file_where_a_folder_should_be(train, quick):
+    status, _, err = train(out=quick / "run")
     assert status == 1
     assert f"{quick} is a file" in err
-    status, _, err = nanode("train", "image", "--config", quick, "--out", quick)
+    status, _, err = train(out=quick)
     assert status == 1
     assert f"{quick} is a file" in err
 
