@@ -46,7 +46,7 @@ class Planned:
 
     def differs(self, record: RunRecord | VideoRecord) -> list[str]:
         """The settings that decide results and that a record doesn't share with the plan."""
-        return differences(record.config.as_dict(), self.config.as_dict())
+        return list(differences(record.config.as_dict(), self.config.as_dict()))
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def standing(
         if record is None or (record.status == "finished" and run.unmeasured(root)):
             left.append(run.name)
         elif different := run.differs(record):
-            others.append(f"{run.name} ({', '.join(text.split(' ')[0] for text in different)})")
+            others.append(f"{run.name} ({', '.join(different)})")
     parts = [TINY] if options.tiny else []
     if left:
         parts.append(

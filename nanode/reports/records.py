@@ -109,7 +109,7 @@ class Cell:
 def _differing(records: Sequence[RunRecord]) -> str:
     """What decides results and differs between runs beside their seeds."""
     plain = [record.config.as_dict() | {"seed": 0, "profile": False} for record in records]
-    keys = [text.split(" ")[0] for other in plain[1:] for text in differences(plain[0], other)]
+    keys = [key for other in plain[1:] for key in differences(plain[0], other)]
     return ", ".join(dict.fromkeys(keys))
 
 

@@ -281,9 +281,9 @@ class TrainConfig(Settings):
             )
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
-    """The dotted keys whose values decide results and differ, with both values."""
-    found = []
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> dict[str, str]:
+    """The dotted keys whose values decide results and differ, with both values in words."""
+    found: dict[str, str] = {}
     for key in dict.fromkeys([*one, *other]):
         if f"{path}{key}" in NEUTRAL:
             continue
@@ -291,7 +291,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = ""
         if f"{path}{key}" == "options.gradient" and a in ALIKE and b in ALIKE:
             continue
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{path}{key}.")
+            found |= differences(a, b, f"{path}{key}.")
         elif a != b:
-            found.append(f"{path}{key} ({a!r} there, {b!r} here)")
+            found[f"{path}{key}"] = f"{a!r} there, {b!r} here"
     return found

@@ -68,9 +68,9 @@ def check_same(record: Record, config: Settings, folder: Path) -> None:
     if found := differences(record.config.as_dict(), config.as_dict()):
         failed = record.status == "failed"
         own = "delete it" if failed else "resume with its own configuration"
+        words = ", ".join(f"{key} ({values})" for key, values in found.items())
         raise ValueError(
-            f"{folder} belongs to another configuration: {', '.join(found)}; {own}, or name "
-            "another run folder"
+            f"{folder} belongs to another configuration: {words}; {own}, or name another run folder"
         )
 
 

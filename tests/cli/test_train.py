@@ -89,7 +89,7 @@ def test_a_cache_is_the_same_from_any_folder(nanode, tmp_path, monkeypatch):
     placed = _placed(VideoConfig(data="bair", model="svg", steps=1, data_options={"cache": "c"}))
     assert placed.data_options == {"cache": str(tmp_path / "c")}
     other = replace(placed, data_options={"cache": "elsewhere"})
-    assert differences(placed.as_dict(), other.as_dict()) == []
+    assert not differences(placed.as_dict(), other.as_dict())
 
 
 def test_a_run_that_was_moved_names_its_data(train, nanode, run_folder, tmp_path, monkeypatch):
