@@ -61,7 +61,7 @@ class AppendedLayer(StageAware):
             inputs = layer.in_features + 1
         elif isinstance(layer, _TRANSPOSED):
             shape = (layer.groups, layer.out_channels // layer.groups, *layer.kernel_size)
-            inputs = (layer.in_channels // layer.groups + 1) * math.prod(layer.kernel_size)
+            inputs = math.prod(layer.weight.shape[1:])  # the outputs, which torch counts there
         else:
             shape = (layer.out_channels, 1, *layer.kernel_size)
             inputs = (layer.in_channels // layer.groups + 1) * math.prod(layer.kernel_size)

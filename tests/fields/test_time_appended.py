@@ -152,10 +152,23 @@ def test_time_starts_like_any_other_input():
     torch.manual_seed(0)
     linear = nanode.TimeAppended(nn.Linear(24, 2000)).module.time_weight.detach()
     conv = nanode.TimeAppended(nn.Conv2d(3, 200, 3)).module.time_weight.detach()
-    for w, bound in ((linear, 25**-0.5), (conv, (4 * 9) ** -0.5)):
+    bounds = [(linear, 25**-0.5), (conv, (4 * 9) ** -0.5)]
+    # Of a transposed convolution torch counts the outputs.
+    transposed = nanode.TimeAppended(nn.ConvTranspose2d(6, 400, 3, groups=2)).module
+    assert transposed.layer.weight.abs().max().item() == pytest.approx((200 * 9) ** -0.5, rel=0.01)
+    bounds.append((transposed.time_weight.detach(), (200 * 9) ** -0.5))
+    for w, bound in bounds:
         assert w.abs().max() <= bound
         # The largest of 1800 draws is below 0.99 of the bound with probability 1e-8.
         assert w.abs().max() >= 0.99 * bound
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 3), nn.Conv1d(3, 3, 3, padding=1)], ids=repr)
+def test_under_autocast_it_gives_what_the_layer_does(layer):
+    x = torch.randn(3, 3, dtype=torch.float32)
+    field = nanode.TimeAppended(copy.deepcopy(layer).float())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert field(0.4, x).dtype == torch.bfloat16
 
 
 def test_degree_one_biases_contain_it():
