@@ -79,10 +79,8 @@ def rounding(times: Iterable[float]) -> float:
 
 
 def _exact(t: float) -> bool:
-    fraction = Fraction(t)
-    numerator = abs(fraction.numerator)
-    odd = numerator // (numerator & -numerator or 1)
-    return fraction.denominator == 1 or odd.bit_length() <= EXACT_DIGITS
+    fraction = Fraction(t)  # whole, or with an odd numerator
+    return fraction.denominator == 1 or fraction.numerator.bit_length() <= EXACT_DIGITS
 
 
 @dataclass(eq=False)

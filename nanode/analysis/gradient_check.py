@@ -167,7 +167,7 @@ def _leaf(value: Any) -> Any:
 def _compare(method: str, name: str, found: Tensor, expected: Tensor) -> Comparison:
     a, b = (_numbers(part) for part in (found, expected))
     scale = max(float(b.norm()), torch.finfo(torch.float64).tiny)
-    cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if float(a.norm()) else 0.0
+    cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0))
     return Comparison(method, name, float((a - b).norm()) / scale, cosine)
 
 

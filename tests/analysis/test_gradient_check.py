@@ -57,6 +57,11 @@ def test_drift_is_relative_to_the_state():
     assert nanode.reversal_drift(linear, 1024 * X) == pytest.approx(drift, rel=1e-6, abs=0)
 
 
+def test_the_drift_from_zero_is_none_where_nothing_moves():
+    still = nanode.ODEBlock(nanode.Autonomous(nn.Linear(3, 3, bias=False)), 4, nanode.Leapfrog())
+    assert nanode.reversal_drift(still, torch.zeros(2, 3)) == 0
+
+
 def test_drift_is_that_of_a_solver_changed_later():
     changed = block(nanode.Euler())
     changed.solver = nanode.Leapfrog()

@@ -96,6 +96,15 @@ def test_the_equation_by_its_closed_form(of):
         assert matrix[0].tolist() == pytest.approx([in_a, (grown - 1) / a], abs=1e-9)
 
 
+def test_backwards_from_a_jump_the_weights_behind_it_have_no_part():
+    layer = nn.Linear(1, 1, bias=False).double()
+    field = nanode.TimeVarying(layer, nanode.Bucketed(2))
+    block = nanode.ODEBlock(field, 2, interval=(0.5, 0.0))
+    found = sensitivity(block, sample(1), of=Equation(solver=nanode.Adaptive()))
+    assert found.matrices[-1, 0, 0] != 0
+    assert not found.matrices[:, 0, 1].any()
+
+
 def test_parameters_by_name_and_frozen_ones_left_out():
     field = network()
     block = nanode.ODEBlock(field, steps=2)

@@ -38,6 +38,7 @@ def test_complex_weights_show_both_parts():
     found = trajectory_spectrum(field, orders=1)
     assert found.coefficients["weight"].tolist() == pytest.approx([1 + 4, 9 / 3])
     assert found.orders["weight"].tolist() == pytest.approx([1 + 4, 9 / 3])
+    assert found.total["weight"] == pytest.approx(1 + 4 + 9 / 3)
 
 
 def test_waves_show_the_legendre_coefficients_of_waves():

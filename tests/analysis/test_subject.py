@@ -130,6 +130,12 @@ def test_plans_follow_settings_that_were_changed():
     assert Steps().plan(block).grid.steps == 5
 
 
+def test_the_state_is_augmented_along_the_axis_of_the_block():
+    block = nanode.ODEBlock(lambda t, x: -x, 2, augment=1, augment_axis=0)
+    found = nanode.analysis.state_transition(block, torch.ones(2, 3), of=nanode.analysis.Steps())
+    assert found.matrices.shape == (3, 9, 9)
+
+
 def test_inference_mode_is_refused():
     """Nothing would be differentiated, and zeros would come back."""
     block, x = trained(nanode.Euler()), sample(1, 3)

@@ -134,6 +134,19 @@ def test_times_that_differ_by_rounding_are_one():
     assert found.times.tolist() == pytest.approx([0.07 * k for k in range(3, 11)])
     assert found.matrices.flatten().tolist() == pytest.approx([0.93**k for k in range(8)])
 
+    third = state_transition(block, sample(1), at=[0.7 * 3 / 10]).matrices[1]
+    assert third.item() == pytest.approx(math.exp(-0.21))
+
+
+def test_a_short_interval_has_as_many_times_as_any():
+    block = nanode.ODEBlock(lambda t, x: -x, steps=4, interval=(0.0, 1e-10))
+    assert len(state_transition(block, sample(1)).times) == 5
+
+
+def test_the_equation_is_solved_four_times_as_finely_as_the_block():
+    block = nanode.ODEBlock(lambda t, x: -x, steps=40)
+    assert Equation().plan(block).grid.steps == 160
+
 
 def test_jumping_weights_backwards_in_time_and_augmented_states():
     field = network(basis=nanode.Bucketed(3))

@@ -51,6 +51,16 @@ def test_on_asks_once_per_side():
         assert basis.calls == calls
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whole_times_take_the_default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert Monomial(2)(torch.tensor([0, 1])).dtype == dtype
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_the_exported_names_are_the_bases():
     exported = {getattr(nanode.bases, name) for name in nanode.bases.__all__}
     assert all(issubclass(cls, Basis) for cls in exported)
@@ -68,6 +78,7 @@ def test_number_times_compile_without_a_break():
 def test_even_ends_are_the_nearest_floats():
     assert even((0.0, 1.0), 10) == tuple(k / 10 for k in range(11))
     assert even((0.1, 0.7), 3)[-1] == 0.7
+    assert even((0.0, 3.0), 10) == tuple(3 * k / 10 for k in range(11))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30])

@@ -171,6 +171,24 @@ def test_a_lone_stage_goes_by_its_side():
             assert bucket(Bucketed(d).on(stages)).tolist() == [0, *expected]
 
 
+def test_a_lone_stage_may_be_off_by_its_rounding():
+    assert bucket(Bucketed(10).on(Stages.alone([float(np.float32(0.7))]))).tolist() == [7]
+
+
+def test_the_rounding_is_that_of_the_larger_end():
+    basis = Bucketed(7, interval=(-0.7, 0.0))
+    assert int(bucket(basis(torch.tensor(-0.5, dtype=torch.float64)))) == 2
+    assert bucket(basis.on(Stages.alone([-0.5]))).tolist() == [2]
+
+
+def test_a_lone_stage_in_the_middle_of_a_bucket_is_never_snapped():
+    # In single precision times near a million are rounded by more than half a bucket.
+    start = 2.0**20 + 1
+    stages = Stages.alone(start + (k + 0.5) / 4 for k in range(4))
+    basis = Bucketed(4, interval=(start, start + 1))
+    assert bucket(basis.on(stages)).tolist() == [0, 1, 2, 3]
+
+
 # ---- differences
 
 

@@ -91,7 +91,16 @@ def test_refuses_other_counts(knots):
 
 
 @pytest.mark.parametrize(
-    "knots", [[0.0], [], [0.0, 0.5], [0.0, 0.5, 0.5, 1.0], [0.0, float("nan"), 1.0], (1.0, 0.0)]
+    "knots",
+    [
+        [0.0],
+        [],
+        [0.0, 0.5],
+        [0.5, 1.0],
+        [0.0, 0.5, 0.5, 1.0],
+        [0.0, float("nan"), 1.0],
+        (1.0, 0.0),
+    ],
 )
 def test_refuses_other_places(knots):
     with pytest.raises(ValueError, match=r"knots must rise strictly from 0.0 to 1.0.*interval="):

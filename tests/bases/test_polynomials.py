@@ -114,5 +114,11 @@ def test_refuses_other_degrees(family, degree):
         family(degree)
 
 
+@pytest.mark.parametrize("interval", [(0.1, 0.7), (-0.3, 0.1), (0.7, 0.9)], ids=str)
+def test_both_ends_are_mapped_exactly(interval):
+    z = Chebyshev(3, interval=interval)(torch.tensor(interval, dtype=torch.float64))
+    assert z.tolist() == [[1, -1, 1, -1], [1, 1, 1, 1]]
+
+
 def test_a_numpy_integer_is_an_integer():
     assert Monomial(np.int64(3)).size == 4

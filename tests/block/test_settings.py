@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -126,6 +127,8 @@ def test_augment():
         assert torch.equal(y, like(block, nanode.Backprop())(full))
         y.sum().backward()
         assert x.grad.shape == shape
+    rows = nanode.ODEBlock(lambda t, x: x, 1, augment=2, augment_axis=-2)
+    assert rows(torch.ones(2, 3)).shape == (4, 3)
     images = nanode.ODEBlock(nanode.Autonomous(nn.Conv2d(5, 5, 1)), 2, augment=2)
     assert images(torch.randn(1, 3, 4, 4)).shape == (1, 5, 4, 4)
 
@@ -228,6 +231,12 @@ def test_a_setting_changed_later_counts(name):
     plan = copied._plan
     assert torch.equal(copied(x), expected(x))
     assert copied._plan is plan
+
+
+def test_an_interval_may_be_set_to_an_array():
+    block = nanode.ODEBlock(lambda t, x: torch.ones_like(x), 4)
+    block.interval = np.array([0.0, 0.5])
+    assert block(torch.zeros(1)) == 0.5
 
 
 def test_blocks_are_compiled_again_after_an_error():

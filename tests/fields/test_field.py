@@ -146,3 +146,10 @@ def test_a_callable_gets_time_as_a_tensor():
     assert all(t.shape == () and t.dtype == torch.float64 for t in seen)
     # dx/dt = sin(t) x has x(1) = exp(1 − cos 1); RK4 with h = 1/200 is far below 1e-9.
     assert torch.allclose(found, torch.exp(1 - torch.cos(torch.ones_like(x))), atol=1e-9)
+
+
+def test_the_time_beside_a_complex_state_is_real():
+    seen = []
+    f = as_field(lambda t, x: seen.append(t.dtype) or x)
+    f(0.5, torch.ones(2, dtype=torch.complex64))
+    assert seen == [torch.float32]

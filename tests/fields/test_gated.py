@@ -156,6 +156,15 @@ def test_interval_and_breakpoints_are_those_of_all():
 # ---- bad input
 
 
+def test_a_jump_takes_the_side_that_is_asked_for():
+    member = nanode.TimeVarying(nn.Linear(3, 3), nanode.Bucketed(2))
+    field = stirred(nanode.Gated([member], nanode.Bucketed(2)))
+    for side, inside in (("left", 0.25), ("right", 0.75)):
+        got, expected = field.weights_at(0.5, side), field.weights_at(inside)
+        assert got.keys() == expected.keys()
+        assert all(torch.equal(got[name], w) for name, w in expected.items())
+
+
 def test_refuses_no_fields():
     with pytest.raises(ValueError, match="at least one field, got none"):
         nanode.Gated([])

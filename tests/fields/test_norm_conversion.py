@@ -39,6 +39,11 @@ def test_conversion_of_a_norm_alone():
     assert isinstance(nanode.convert_norms(nn.BatchNorm2d(2)), nanode.BatchNorm)
 
 
+def test_a_norm_without_statistics_stays_as_it_is():
+    norm = nn.BatchNorm1d(2, track_running_stats=False)
+    assert nanode.convert_norms(norm) is norm
+
+
 def test_a_norm_used_twice_stays_one_norm():
     norm = nn.BatchNorm1d(2)
     module = nanode.convert_norms(nn.Sequential(norm, nn.Sequential(norm), nn.ReLU(), norm))

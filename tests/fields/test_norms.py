@@ -76,6 +76,40 @@ def test_each_evaluation_keeps_its_own_statistics(momentum):
             torch.testing.assert_close(norm.running_var, variances, **CLOSE)
 
 
+#: An evaluation as compiled code sees it, which one graph serves for all.
+COMPILED = Stage(torch.tensor(1), 0, torch.tensor(0.5), Fraction(0))
+
+
+def test_compiled_statistics_of_half_precision_are_taken_in_single():
+    field, norm, _ = prepared(momentum=1.0)
+    field.float()
+    x = (1 + batch(0, (64, 2)) / 100).bfloat16()
+    mean, var = moments(x.double())
+    assert evaluate(field, COMPILED, x).dtype == torch.bfloat16
+    # By bfloat16's rounding, 4e-3, they would be off.
+    torch.testing.assert_close(norm.running_mean[1].double(), mean, rtol=1e-5, atol=0)
+    torch.testing.assert_close(norm.running_var[1].double(), var * 64 / 63, rtol=1e-4, atol=0)
+    assert evaluate(field.eval(), COMPILED, x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_compiled_evaluations_in_eval_mode_are_the_others(affine):
+    field, norm, stages = prepared(affine=affine)
+    norm.running_mean.copy_(batch(1, (3, 2)))
+    norm.running_var.copy_(batch(2, (3, 2)).square())
+    stirred(field).eval()
+    x = batch(0)
+    expected = evaluate(field, stages[1], x)
+    torch.testing.assert_close(evaluate(field, COMPILED, x), expected, **CLOSE)
+
+
+def test_an_empty_batch_has_no_statistics_compiled_either():
+    field, norm, _ = prepared()
+    evaluate(field, COMPILED, torch.empty(0, 2))
+    assert torch.equal(norm.running_mean, torch.zeros(3, 2))
+    assert torch.equal(norm.running_var, torch.ones(3, 2))
+
+
 def test_statistics_can_be_reset():
     torch.manual_seed(0)
     block = nanode.ODEBlock(nanode.Autonomous(nn.Sequential(nanode.BatchNorm(3), nn.Tanh())), 2)
@@ -193,6 +227,13 @@ def test_another_grid_keeps_the_dtype(dtype):
     norm.prepare([0.0, 0.5, 1.0])
     assert norm.running_mean.dtype == norm.running_var.dtype == dtype
     assert norm.running_mean.shape == (3, 2)
+
+
+def test_statistics_that_do_not_fit_leave_the_times_alone():
+    (_, norm, stages), (_, other, _) = prepared(3), prepared(2)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        norm.load_state_dict(other.state_dict())
+    assert norm.times == tuple(times(stages))
 
 
 def test_statistics_travel_with_the_state():
@@ -348,6 +389,15 @@ def test_near_times_are_told_apart_however_far_from_zero(start):
     assert found == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3, 3], abs=1e-3)
 
 
+@pytest.mark.parametrize("start", [1e-3, 2020.0])
+def test_single_precision_times_are_those_that_they_are_rounded_from(start):
+    norm = nanode.BatchNorm(1)
+    times = [start * (1 + k / 2000) for k in range(3)]
+    norm.prepare(times)
+    assert norm.fits(torch.tensor(times).tolist())
+    assert not norm.fits([times[0], times[1] + start * 1e-5, times[2]])
+
+
 def test_an_ensemble_by_vmap_keeps_statistics_as_its_models_do_alone():
     def model():
         net = nn.Sequential(nn.Linear(2, 2), nanode.BatchNorm(2))
@@ -419,6 +469,14 @@ def test_training_over_one_interval_and_then_another_warns(solver, second):
     solve(steps=3, interval=(0, 0.5))
     with pytest.warns(UserWarning, match="trained over one interval is now trained over another"):
         solve(steps=3, interval=second)
+
+
+def test_statistics_that_do_not_move_belong_to_no_interval():
+    field = nanode.Autonomous(nanode.BatchNorm(1, momentum=0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for interval in ((0, 1), (1, 2)):
+            nanode.odeint(field, torch.randn(8, 1), steps=2, interval=interval)
 
 
 def test_a_single_step_forth_and_back_is_one_interval():

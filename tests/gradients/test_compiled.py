@@ -127,6 +127,7 @@ def test_statistics_moved_before_a_trace_failed_are_put_back():
     block = nanode.ODEBlock(copy.deepcopy(field), 3, compile=True)
     with pytest.warns(UserWarning, match="can't be compiled and runs as it is"):
         block(X)
+    assert block.nfe.forward == 3
     plain = nanode.ODEBlock(copy.deepcopy(field), 3)
     plain(X)
     for a, b in zip(block.buffers(), plain.buffers(), strict=True):
@@ -303,3 +304,26 @@ def test_a_compiler_that_has_compiled_enough_says_so():
     limit = torch._dynamo.exc.FailOnRecompileLimitHit("Hard failure due to fullgraph=True")
     assert "pass a tensor" in compiled._reason(limit)
     assert compiled._reason(RuntimeError("\nno\nmore")) == "no"
+
+
+def test_a_time_is_no_number_of_an_evaluation():
+    """Both are kept as tensors; here evaluation 1 is at the time 1."""
+    fast, plain = (
+        nanode.ODEBlock(lambda t, x: x * (t / 3), 2, interval=(0.0, 2.0), compile=compile)
+        for compile in (True, False)
+    )
+    assert torch.allclose(fast(X), plain(X), rtol=1e-13, atol=0)
+
+
+def test_statistics_of_another_grid_are_interpolated_as_without():
+    field = conv_field()
+    nanode.ODEBlock(field, 4)(X)
+    field.eval()
+    fast, plain = (nanode.ODEBlock(field, 6, compile=compile) for compile in (True, False))
+    assert torch.allclose(fast(X), plain(X), rtol=1e-13, atol=0)
+
+
+def test_copies_keep_their_settings():
+    method = compiled.Compiled(nanode.Checkpointed(), capture=False, fused=True)
+    for twin in (copy.deepcopy(method), pickle.loads(pickle.dumps(method))):
+        assert (twin.method, twin.capture, twin.fused) == (nanode.Checkpointed(), False, True)

@@ -348,3 +348,23 @@ def test_refuses(make, message):
 def test_reversal_needs_an_invertible_stepper(method):
     with pytest.raises(ValueError, match=r"Coupled.*Leapfrog.*ReversibleHeun.*Checkpointed"):
         nanode.ODEBlock(moving(nanode.Constant()), 4, method(), nanode.Reversal())
+
+
+def test_weights_with_one_gradient_between_them_get_it_each():
+    """Autograd hands both the same tensor, which must not be added to in place."""
+
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (torch.nn.Parameter(torch.ones(3, dtype=DOUBLE)) for _ in range(2))
+
+        def forward(self, x):
+            return self.a + self.b
+
+    x = torch.zeros(3, dtype=DOUBLE, requires_grad=True)
+    for gradient in (nanode.Checkpointed(segments=STEPS), nanode.Reversal()):
+        solver = nanode.Coupled() if isinstance(gradient, nanode.Reversal) else nanode.Euler()
+        field = nanode.Autonomous(Sum())
+        y = nanode.odeint(field, x, steps=STEPS, solver=solver, gradient=gradient)
+        for grad in torch.autograd.grad(y.sum(), list(field.parameters())):
+            assert torch.allclose(grad, torch.ones(3, dtype=DOUBLE), rtol=1e-12)

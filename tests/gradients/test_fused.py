@@ -52,6 +52,8 @@ def test_fused_equals_plain(steps, solver, gradient, kind, device, monkeypatch):
         # Undoing coupled steps multiplies rounding by 0.7^-6 at the most.
         assert (a - b).norm() <= 1e-12 * b.norm()
     assert fused.nfe.forward == len(fused._plan.stages)
+    again = not isinstance(gradient, nanode.Backprop)
+    assert fused.nfe.backward == again * fused.nfe.forward
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -292,6 +294,81 @@ def test_eval_mode_with_gradients_is_not_fused():
         block(x)
         results += torch.autograd.grad(block.eval()(x).square().sum(), x)
     assert torch.allclose(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("solver", "gradient"), COMBINATIONS, ids=repr)
+def test_what_the_caller_holds_is_not_written_over(solver, gradient):
+    x, g = (torch.randn(3, 16, 5, 7).contiguous(memory_format=torch.channels_last) for _ in "xg")
+    before = x.clone(), g.clone()
+    fused = Compiled(gradient, fused=True)
+    nanode.ODEBlock(bottleneck_field("moving"), 3, solver, fused)(x).backward(g)
+    assert torch.equal(x, before[0])
+    assert torch.equal(g, before[1])
+
+
+OTHERS = {
+    "eps": lambda layers: setattr(layers[3], "eps", 1e-3),
+    "momentum": lambda layers: setattr(layers[6], "momentum", 0.2),
+    "bias": lambda layers: setattr(layers[2], "bias", nn.Parameter(torch.ones(8))),
+    "activation": lambda layers: layers.__setitem__(4, nn.ReLU6()),
+    "padding": lambda layers: setattr(layers[5], "padding_mode", "circular"),
+    "stride": lambda layers: setattr(layers[5], "stride", (2, 2)),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_what_kernels_do_not_know_of_is_no_bottleneck(change):
+    layers = bottleneck(16, 8, nanode.BatchNorm)
+    OTHERS[change](layers)
+    assert not is_bottleneck(nanode.Autonomous(layers))
+
+
+def test_what_a_plain_solve_refuses_or_returns():
+    field, x = bottleneck_field("moving"), torch.randn(2, 16, 3, 3)
+    settings = {"gradient": Compiled(nanode.Backprop(), fused=True)}
+    block = nanode.ODEBlock(field, 4, **settings)
+    assert nanode.ODEBlock(field, 4, **settings, at=[0.0, 0.5, 1.0])(x).shape == (3, *x.shape)
+    with pytest.raises(ValueError, match="not finite after step 0"):
+        nanode.ODEBlock(field, 4, **settings, check_finite=True)(torch.inf * x)
+    with pytest.raises(TypeError, match="positional arguments"):
+        block(x, torch.ones(()))
+    with pytest.raises(RuntimeError, match="should contain 8 elements"):
+        block(x[:, :8])
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        block(x[:1, :, :1, :1])
+
+
+@pytest.mark.parametrize("gradient", [nanode.Backprop(), nanode.Checkpointed()], ids=repr)
+def test_coupled_steps_are_fused_by_reversal_alone(gradient):
+    field, x = bottleneck_field("moving").double(), torch.randn(2, 16, 3, 3).double()
+    plain, fused = (
+        passed(nanode.ODEBlock(copy.deepcopy(field), 4, nanode.Coupled(), method), x)
+        for method in (gradient, Compiled(gradient, fused=True))
+    )
+    for a, b in zip(fused, plain, strict=True):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+@torch.no_grad()
+def test_statistics_of_another_grid_are_interpolated():
+    field, x = bottleneck_field("moving"), torch.randn(2, 16, 3, 3)
+    for _ in range(5):
+        nanode.ODEBlock(field, 4)(x)
+    field.eval()
+    fused = nanode.ODEBlock(field, 6, gradient=Compiled(nanode.Backprop(), fused=True))
+    assert torch.allclose(fused(x), nanode.ODEBlock(field, 6)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_momentum_is_that_of_the_norms():
+    field, x, found = bottleneck_field("moving"), torch.randn(2, 16, 3, 3), []
+    for norm in norms_in(field):
+        norm.momentum = 0.4
+    for method in (nanode.Backprop(), Compiled(nanode.Backprop(), fused=True)):
+        block = nanode.ODEBlock(copy.deepcopy(field), 3, gradient=method)
+        block(x)
+        found.append(list(block.buffers()))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_no_bottleneck_runs_as_ever():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import nanode
+from nanode.fields import Weights
 from nanode.gradients import compiled, layout
 from tests.gradients.models import X
 
@@ -59,6 +60,8 @@ class Skewed(nn.Module):
 def test_only_weights_that_one_layer_uses_once_are_cast():
     twice, tied = nn.Linear(4, 4), nn.Linear(4, 4)
     tied.weight = (shared := nn.Linear(4, 4)).weight
+    watched = nn.Linear(4, 4)
+    watched.register_forward_pre_hook(lambda layer, given: (given[0] + layer.weight.sum(),))
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     module = nn.Sequential(
         nn.Linear(4, 4),
@@ -68,6 +71,7 @@ def test_only_weights_that_one_layer_uses_once_are_cast():
         twice,
         shared,
         tied,
+        watched,
         normed,
     )
     field = nanode.TimeVarying(module, nanode.Trigonometric(order=1))
@@ -75,3 +79,9 @@ def test_only_weights_that_one_layer_uses_once_are_cast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layout.preparation(field, x).names == {"0.weight", "1.0.weight"}
     assert layout.preparation(field, x) is layout.as_they_are
+
+
+def test_double_precision_is_not_cast_as_autocast_leaves_it_alone():
+    laid = layout.Laid(torch.bfloat16, frozenset(["w"]), channels_last=False)
+    table = torch.ones(2, 3, 3, dtype=torch.float64)
+    assert laid(Weights({"w": table}, {})).moving["w"] is table

@@ -11,7 +11,7 @@ from torch import nn
 
 import nanode
 from nanode.gradients import repeats
-from nanode.gradients.repeats import TRIALS, looked_at, sample
+from nanode.gradients.repeats import TRIALS, differ, looked_at, sample
 
 EXACT = [
     (nanode.Checkpointed(), nanode.RK4()),
@@ -279,3 +279,9 @@ def test_looking_is_never_what_fails(gradient):
         solve(torch.randn(100, 3, dtype=torch.float32)).sum().backward()
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(("halves", "share"), [(True, None), (False, 0.05)])
+def test_more_is_taken_for_rounding_in_half_precision(halves, share):
+    begin, expected, found = ((torch.full((4,), n),) for n in (0.0, 1.0, 1.05))
+    assert differ(found, expected, begin, halves, ()) == (share and pytest.approx(share))

@@ -208,6 +208,13 @@ def test_buffers_lent_for_a_call_are_compared_by_value():
                 y.sum().backward()
 
 
+def test_a_buffer_that_holds_nan_is_not_taken_for_a_changed_one():
+    field = nanode.TimeVarying(Scaled(), nanode.Trigonometric(1))
+    field.module.register_buffer("unknown", torch.tensor([1.0, torch.nan]))
+    block = nanode.ODEBlock(field, 4, gradient=nanode.Checkpointed())
+    block(inputs()[0]).sum().backward()
+
+
 def test_statistics_moved_before_the_backward_pass_of_an_evaluation_are_an_error():
     field = nanode.TimeVarying(
         nn.Sequential(nanode.BatchNorm(3), nn.Linear(3, 3)).double(), nanode.Trigonometric(1)
@@ -236,8 +243,11 @@ def test_statistics_moved_before_the_backward_pass_of_an_evaluation_are_an_error
         "later",
         "object",
         "list",
+        "a list that holds itself",
         "partial",
+        "keyword of a partial",
         "default",
+        "default of a keyword",
         "other function",
         "bound to an object",
     ],
@@ -245,6 +255,8 @@ def test_statistics_moved_before_the_backward_pass_of_an_evaluation_are_an_error
 def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
     norm = nn.BatchNorm1d(3, affine=False)
     several = [nn.Identity(), norm]
+    endless = [norm]
+    endless.append(endless)
 
     class Call:
         def __init__(self):
@@ -269,8 +281,11 @@ def test_a_plain_norm_behind_a_function_is_an_error(gradient, way):
         "bound": Holder().slope,
         "object": Call(),
         "list": lambda t, x: several[1](x),
+        "a list that holds itself": lambda t, x: endless[1][0](x),
         "partial": functools.partial(lambda norm, t, x: norm(x), norm),
+        "keyword of a partial": functools.partial(lambda t, x, own: own(x), own=norm),
         "default": lambda t, x, norm=norm: norm(x),
+        "default of a keyword": lambda t, x, *, norm=norm: norm(x),
         "other function": lambda t, x: (lambda: norm)()(x),
         "bound to an object": Call().slope,
     }

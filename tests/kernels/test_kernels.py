@@ -25,7 +25,7 @@ from nanode.kernels.activate import (
 from nanode.kernels.expand import expand_reference
 from nanode.kernels.expand_backward import expand_backward_reference
 from nanode.kernels.language import serves
-from nanode.kernels.moments import moments_reference
+from nanode.kernels.moments import merge_moments, moments_reference
 from nanode.kernels.project import project_reference
 from nanode.kernels.project_backward import (
     project_backward_reference,
@@ -226,6 +226,18 @@ def test_moments_of_a_large_mean(device):
     exact_mean, exact_rstd = moments_reference(x.double())
     assert (mean - exact_mean).abs().max() < 1e-3
     assert (rstd / exact_rstd - 1).abs().max() < 1e-3
+
+
+def test_moments_of_more_blocks_than_are_merged_at_once(device):
+    """Of one row each; the first 1024 have another mean than the rest."""
+    x = torch.randn(1500, 8, generator=torch.Generator().manual_seed(0))
+    x[1024:] += 3
+    if not serves(x.to(device)):
+        pytest.skip("without Triton nothing is merged")
+    parts = torch.stack((x, torch.zeros_like(x)), 1).to(device)
+    mean, rstd = merge_moments(parts, 1500, 1, 1e-5)
+    torch.testing.assert_close(mean.cpu(), x.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rstd.cpu(), x.var(0, correction=0).rsqrt(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("by", ["kernel", "reference"])

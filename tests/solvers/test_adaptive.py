@@ -211,6 +211,26 @@ def test_wanted_times_need_not_hold_the_start():
         assert (state - flowed(START, area(0, t))).abs().max() < 1e-6
 
 
+def test_wanted_times_in_half_precision_are_taken_as_they_are():
+    at = torch.tensor([0.0, 0.25, 1.0], dtype=torch.bfloat16)
+    states = nanode.odeint(lambda t, x: torch.ones_like(x), START, at=at, solver=tight())
+    assert (states - START - at.double()[:, None]).abs().max() < 1e-6
+
+
+def test_times_are_in_double_precision_beside_complex_states():
+    x = torch.ones(1, dtype=torch.complex128)
+    solver = nanode.Adaptive(rtol=1e-11, atol=1e-12)
+    end = nanode.odeint(lambda t, x: 1j * x, x, interval=(0.0, 0.7), solver=solver)
+    # 0.7 in single precision is off by 1e-8.
+    assert abs(complex(end) - complex(math.cos(0.7), math.sin(0.7))) < 1e-9
+
+
+def test_half_precision_states_are_raised_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        end = nanode.odeint(lambda t, x: -x, torch.ones(2).bfloat16(), solver=nanode.Adaptive())
+    assert end.dtype == torch.float32
+
+
 def test_states_of_several_tensors():
     # A rotation: position and velocity exchange after a quarter turn.
     start = {"x": torch.ones(3, dtype=DOUBLE), "v": torch.zeros(2, 3, dtype=DOUBLE)[0]}
@@ -223,6 +243,8 @@ def test_states_of_several_tensors():
 def test_scale_and_block_settings():
     block = nanode.ODEBlock(lambda t, x: x, solver=tight(), scale=2.0, at=[0.0, 0.5])
     assert (block(torch.ones(1, dtype=DOUBLE)) - torch.tensor([[1.0], [math.e]])).abs().max() < 1e-6
+    block.scale = -2.0
+    assert (block(torch.ones(1, dtype=DOUBLE))[1] - 1 / math.e).abs() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -260,6 +282,14 @@ def test_scale_and_block_settings():
                 jumping(), START, interval=(0.0, 1.0), at=[0.8, 0.2], solver=tight()
             ),
             "follow its direction",
+        ),
+        (
+            lambda: nanode.odeint(jumping(), START, at=[0.0, 0.5, 0.5], solver=tight()),
+            "follow its direction",
+        ),
+        (
+            lambda: nanode.odeint(lambda t, x: x, torch.ones(2, dtype=torch.long), solver=tight()),
+            "the state must be floating point, got torch.int64",
         ),
         (
             lambda: nanode.odeint(lambda t, x: x[:1], START, solver=tight()),

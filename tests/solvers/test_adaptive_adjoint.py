@@ -65,6 +65,18 @@ def test_another_mode_or_buffer_is_refused():
         y.sum().backward()
 
 
+def test_a_buffer_that_evaluations_change_is_refused_where_torch_counts_no_change():
+    class Counting(nn.Linear):
+        def forward(self, x):
+            self.calls.data += 1
+            return super().forward(x)
+
+    module = Counting(3, 3).double()
+    module.register_buffer("calls", torch.zeros(()))
+    with pytest.raises(ValueError, match=r"changes its buffer 'module\.calls'"):
+        backsolved(module, torch.randn(2, 3, dtype=DOUBLE))
+
+
 def test_autocast_is_that_of_the_forward_pass():
     module, seen = nn.Linear(3, 3), []
     module.register_forward_hook(lambda module, given, value: seen.append(value.dtype))
@@ -287,3 +299,14 @@ def test_a_seminorm_saves_evaluations():
         block(torch.randn(5, 3, dtype=torch.float64)).square().sum().backward()
         counts["norm" in options] = block.nfe.backward
     assert counts[True] < counts[False]
+
+
+def test_options_hold_for_the_adjoint_pass_too():
+    """Its 20 steps are enough forwards and too few backwards, where there is more to follow."""
+    layer = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(layer.weight, -20.0)
+    solver = nanode.Adaptive(rtol=1e-6, atol=1e-3, options={"max_num_steps": 20})
+    block = nanode.ODEBlock(nanode.Autonomous(layer), None, solver, nanode.Backsolve())
+    y = block(torch.ones(1, 1, dtype=torch.float64))
+    with pytest.raises(AssertionError, match="max_num_steps"):
+        y.sum().backward()

@@ -103,6 +103,11 @@ def test_nearest_and_holds():
             assert not grid.holds(float(point) + 1e-6)
 
 
+def test_nearest_is_exact_where_several_points_round_to_one():
+    grid = Uniform(8).grid(2.0**53, 2.0**53 + 2)
+    assert [grid.nearest(t) for t in (2.0**53, 2.0**53 + 2)] == [0, 8]
+
+
 # ---- stages
 
 
@@ -129,6 +134,8 @@ def test_stages_lie_where_the_stepper_says(stepper, ends):
             assert stage.side == ("right" if direction > 0 else "left")
         elif stage.time == float(end):
             assert stage.side == ("left" if direction > 0 else "right")
+        else:
+            assert stage.side == "right"
     if stepper.opening:
         opening = stages[0]
         assert (opening.step, opening.time) == (0, ends[0])
@@ -299,6 +306,17 @@ def test_rounded_times_lie_in_the_bucket_that_is_meant(interval):
                 assert torch.equal(found, torch.arange(steps) * d // steps), (steps, d)
 
 
+def test_the_same_steps_backwards_lie_in_the_same_buckets():
+    grid = Given(torch.linspace(0, 1, 11)).grid(0.0, 1.0)
+    found = nanode.Bucketed(10).on(grid.reversed().stages(nanode.Euler())).argmax(1)
+    assert found.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def test_a_solve_ends_where_it_was_told_to_and_not_at_a_rounded_time():
+    grid = Given(torch.tensor([0.1, 0.4, 0.7])).grid(0.1, 0.7)
+    assert (grid.points[0], grid.points[-1]) == (Fraction(0.1), Fraction(0.7))
+
+
 @pytest.mark.parametrize("interval", INTERVALS, ids=str)
 def test_a_solve_at_single_precision_times_uses_every_bucket(interval):
     for steps in (34, 223):
@@ -409,6 +427,8 @@ def test_buckets_of_a_whole_solve_go_by_whole_numbers(interval, d, steps):
         field := bucketed(d, interval), make_plan(field, interval, steps, nanode.Euler()).stages
     )
     assert found == [k * d // steps for k in range(steps)]
+    back = make_plan(field, interval[::-1], steps, nanode.Euler()).stages
+    assert buckets(field, back) == found[::-1]
 
 
 def test_a_part_of_an_interval_has_the_buckets_that_its_times_mean():

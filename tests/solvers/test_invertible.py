@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -75,6 +76,11 @@ def test_a_hundred_steps_return_with_f_in_bf16(stepper):
     assert dtypes == {torch.float32}
 
 
+def test_values_of_half_precision_are_widened_before_they_are_doubled():
+    solve = partial(nanode.odeint, x=torch.zeros(1), steps=1, solver=nanode.Leapfrog())
+    assert solve(lambda t, x: torch.full_like(x, 4e4, dtype=torch.float16)) == 4e4
+
+
 @pytest.mark.parametrize("steps", [1, 10, 100])
 def test_default_coupling_bounds_the_growth_of_rounding(steps):
     bound = nanode.Coupled(nanode.Midpoint()).bind(steps)
@@ -82,6 +88,9 @@ def test_default_coupling_bounds_the_growth_of_rounding(steps):
     assert bound.coupling**-steps <= math.exp(2)
     assert nanode.Coupled(nanode.Midpoint(), coupling=0.9).bind(steps).coupling == 0.9
     assert nanode.Coupled(nanode.Midpoint(), damping=4).bind(steps).coupling == steps / (steps + 4)
+    assert (
+        nanode.Coupled(damping=0).bind(steps).coupling == nanode.Coupled(coupling=1).coupling == 1
+    )
 
 
 def test_a_small_coupling_drifts():

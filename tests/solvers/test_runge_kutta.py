@@ -72,6 +72,8 @@ def test_rows_of_the_wrong_length_are_refused():
 def test_weights_that_do_not_add_up_are_refused():
     with pytest.raises(ValueError, match="must add up to 1, got 2"):
         Tableau.of(1, [[], ["1"]], ["1", "1"])
+    with pytest.raises(ValueError, match=r"must add up to 1, got 0\.99"):
+        Tableau(1, ((), (1.0,)), (0.3333, 0.6666))
     assert Tableau(1, ((), (0.5,)), (0.1, 0.9)).order == 1
 
 

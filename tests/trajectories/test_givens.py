@@ -192,11 +192,18 @@ def test_refuses_an_empty_walk():
         ("w", nanode.Trigonometric(2), {"v": [(0, 1)]}, "'v'; by this basis move: w"),
         ("b", nanode.Trigonometric(2), [(0, 1)], "none of b is a matrix"),
         ("b", nanode.Trigonometric(2), {"b": [(0, 1)]}, r"'b'.*expected a real matrix"),
+        (
+            "c",
+            nanode.Trigonometric(2),
+            [(0, 1)],
+            "'c'.*expected a real matrix, got torch.complex64",
+        ),
         ("zero", nanode.Trigonometric(2), [(0, 1)], "'zero'.*rank is 0 of 3"),
     ],
 )
 def test_start_refuses(given, basis, turns, message):
     values = {"w": torch.eye(3), "b": torch.zeros(3), "zero": torch.zeros(3, 3)}
+    values["c"] = torch.eye(3, dtype=torch.complex64)
     with pytest.raises(ValueError, match=message):
         nanode.Expansion({given: values[given]}, basis, nanode.GivensWalk(turns))
 

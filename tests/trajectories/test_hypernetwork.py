@@ -100,6 +100,11 @@ def test_a_bare_network_starts_at_the_mean_and_spread_of_its_parameter():
     assert w.std() > 0.001
 
 
+def test_equal_weights_of_a_bare_network_have_embeddings_of_their_own():
+    path = nanode.Hypernetwork({"w": torch.ones(4, 4)}, residual=False)
+    assert path.embeddings["w"].unique().numel() == 16
+
+
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "bare"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_gradients(kind, residual):

@@ -139,6 +139,14 @@ def test_single_precision_keeps_half_of_its_tolerance_at_the_worst_found():
         assert gap(form.matrix(free, haar(512, 512).float())) <= 5e-6
 
 
+def test_single_precision_follows_far_turns():
+    """By 3e-4 here; 2e-2 if rounding in the exponential grew with the square of N."""
+    form, free = nanode.Exponential(), 1000 * torch.randn(64, 16) / 8
+    _, fixed = form.right_inverse(torch.randn(64, 16))
+    single = form.matrix(free.float(), fixed.float()).double()
+    assert (single - form.matrix(free, fixed)).norm() < 2e-3
+
+
 def test_a_start_in_single_precision_is_orthogonal_in_double():
     for name in ("exponential", "cayley"):
         free, fixed = (part.float().double() for part in FORMS[name].right_inverse(haar(40, 30)))
@@ -330,7 +338,7 @@ def test_a_vector_that_becomes_zero_reflects_nothing(dtype):
     assert bool(vectors.grad[:, left].any())
 
 
-@pytest.mark.parametrize("length", [1e-30, 1e-15, 1e15])
+@pytest.mark.parametrize("length", [1e-30, 1e-22, 1e-15, 1e15])
 def test_vectors_of_any_length(length):
     """Only directions count; what is too short to be squared counts as zero."""
     vectors = torch.randn(5, 5, dtype=torch.float32)
@@ -393,3 +401,11 @@ def test_badly_conditioned_weights_have_a_nearest():
     torch.testing.assert_close(nearest(thin.float()), torch.from_numpy(u @ vh), rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="rank is 19 of 20"):
         nearest(torch.cat([thin[:, :-1], thin[:, :1]], dim=1))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_rank_goes_by_the_largest_singular_value(size):
+    q = haar(4, 4)
+    torch.testing.assert_close(nearest(size * q), q, rtol=0, atol=1e-13)
+    with pytest.raises(ValueError, match="rank is 3 of 4"):
+        nearest(size * q * torch.tensor([1, 1, 1, 1e-20]))

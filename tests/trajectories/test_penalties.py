@@ -154,6 +154,16 @@ def test_several_trajectories_in_one_field():
     assert nanode.coefficient_penalty(model).item() == pytest.approx(expected, rel=1e-14)
 
 
+def test_weights_of_several_dtypes():
+    start = {"a": torch.randn(2, 2), "b": torch.randn(3).double()}
+    path = stirred(nanode.Expansion(start, nanode.Legendre(3)))
+    start["a"] = start["a"].float()
+    mixed = nanode.Expansion(start, nanode.Legendre(3))
+    mixed.load_state_dict(path.state_dict())
+    for m in (0, 1):
+        assert mixed.energy(m).item() == pytest.approx(path.energy(m).item(), rel=1e-5)
+
+
 def test_complex_weights():
     start = {"w": nn.Parameter(torch.randn(2, 2, dtype=torch.complex128))}
     path = stirred(nanode.Expansion(start, nanode.Chebyshev(3)))

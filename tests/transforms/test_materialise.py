@@ -91,6 +91,13 @@ def test_frozen_weights_stay_frozen(kind):
     assert not any(p.requires_grad for p in plain.parameters())
 
 
+def test_frozen_gates_stay_frozen():
+    field = nanode.Gated([nn.Linear(3, 3), nn.Linear(3, 3)])
+    field.gates.requires_grad_(False)
+    plain = nanode.materialise(nanode.ODEBlock(field, 2))
+    assert [one.gates.requires_grad for one in plain.evaluations] == [False, False]
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_the_mode_is_the_blocks(training):
     block = nanode.ODEBlock(FIELDS["moving"](), 2).train(training)
@@ -270,6 +277,13 @@ def test_a_module_at_a_time(make, t, side):
             parameter.add_(1.0)
     assert torch.equal(module(x), before)  # copies
     assert torch.equal(nanode.module_at(nanode.ODEBlock(field, 4), t)(x), field(t, x))
+
+
+def test_a_module_at_a_time_keeps_it_where_another_field_has_used_it():
+    module, x = nanode.module_at(nanode.TimeAppended(nn.Linear(3, 3)), 0.4), torch.randn(2, 3)
+    expected = module(x)
+    nanode.Autonomous(module)(0.9, x)
+    assert torch.equal(module(x), expected)
 
 
 def test_a_parametrised_weight_at_a_time():

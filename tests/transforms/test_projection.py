@@ -117,6 +117,7 @@ def test_a_hypernetwork_becomes_an_expansion():
     found = nanode.project(field, nanode.Chebyshev(12))
     assert isinstance(found.trajectory, nanode.Expansion)
     assert max(nanode.projection_errors(field, found).values()) < 1e-5
+    assert all(alpha.requires_grad for alpha in found.trajectory.parameters())
 
 
 def test_orthogonal_weights_stay_orthogonal():
@@ -183,6 +184,25 @@ def test_frozen_stays_frozen():
     found = nanode.project(field, nanode.Legendre(2)).trajectory.coefficients
     assert not found.get_submodule("0").weight.requires_grad
     assert found.get_submodule("2").weight.requires_grad
+
+
+def test_the_mode_and_the_basis_are_its_own():
+    basis = nanode.Legendre(2)
+    found = nanode.project(moving(nanode.Legendre(1)).eval(), basis)
+    assert not any(part.training for part in found.modules())
+    assert found.trajectory.basis is not basis
+
+
+def test_errors_of_weights_that_are_zero_or_complex():
+    zero = nn.Linear(2, 2).to(DOUBLE)
+    nn.init.zeros_(zero.bias)
+    field = nanode.TimeVarying(zero, nanode.Legendre(1))
+    assert set(nanode.projection_errors(field, field).values()) == {0}
+    one, other = (
+        nanode.Expansion({"w": torch.tensor([w], dtype=torch.complex128)}, nanode.Legendre(1))
+        for w in (3 + 4j, 3 + 3j)
+    )
+    assert nanode.projection_errors(one, other) == {"w": pytest.approx(1 / 5)}
 
 
 def test_a_row_of_table_1_in_few_coefficients():

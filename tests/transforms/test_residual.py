@@ -148,9 +148,12 @@ def named(*names):
     return layer
 
 
-def hooked():
+def hooked(before=False):
     layer = nn.Linear(3, 3)
-    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    if before:
+        layer.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    else:
+        layer.register_forward_hook(lambda module, inputs, output: 2 * output)
     return layer
 
 
@@ -184,6 +187,7 @@ def encoder(**settings):
         ([encoder(), encoder(activation="gelu")], "layer 1 has TransformerEncoderLayer with"),
         ([nn.Linear(3, 3), nn.Linear(3, 3).eval()], "Linear in eval mode where .* train mode"),
         ([nn.Linear(3, 3), hooked()], "layer 1 has Linear with hooks=1 where the first has 0"),
+        ([nn.Linear(3, 3), hooked(before=True)], "layer 1 has Linear with hooks=1 where"),
         ([repeated(0, 1, 0), repeated(0, 1, 1)], "parts that are shared in other places"),
         ([tied(1), tied(2)], "layer 1 has parameters that are shared in other places"),
         ([named("a", "b"), named("a", "c")], "a part 'c' where the first has 'b'"),
@@ -214,6 +218,12 @@ def test_layers_with_this_packages_own_norms(x):
     assert not any((flow.training, flow.field.training, flow.field.module.training))
     plain = [nn.Sequential(nn.BatchNorm1d(3).to(DOUBLE).eval(), layer[1]) for layer in layers]
     assert torch.allclose(flow(x), residual(plain, x), rtol=1e-12)
+    # Nor is it a difference that the statistics of one were reset.
+    for norm, _ in layers:
+        nanode.odeint(nanode.Autonomous(norm.train()), x, steps=1)
+        norm.eval()
+    layers[0][0].reset_running_stats()
+    nanode.from_layers(layers)
     several = nanode.BatchNorm(3)
     several.prepare((0.0, 0.5))
     with pytest.raises(ValueError, match="statistics of 2 evaluations"):
