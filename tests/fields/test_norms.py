@@ -16,29 +16,14 @@ from torch import nn
 import nanode
 from nanode.fields import prepare_norms
 from nanode.stages import Stage, Stages
-from tests.fields.norm_samples import CLOSE, batch, evaluate, times
+from tests.fields.norm_samples import CLOSE, batch, evaluate, moments, prepared, times
 from tests.trajectories.samples import step_stages, stirred
-
-
-def prepared(steps=3, **options):
-    """A field that is one norm, with room for some evaluations."""
-    field = nanode.Autonomous(nanode.BatchNorm(2, **options))
-    stages = step_stages(steps)
-    prepare_norms(field, times(stages))
-    return field, field.module, stages
 
 
 def normalised(x, mean, var, norm):
     view = (1, -1, *[1] * (x.ndim - 2))
     y = (x - mean.view(view)) / torch.sqrt(var.view(view) + norm.eps)
     return y * norm.weight.view(view) + norm.bias.view(view)
-
-
-def moments(x):
-    """The batch's mean and biased variance per feature, by definition."""
-    features = x.transpose(0, 1).flatten(1)
-    mean = features.mean(1)
-    return mean, (features - mean[:, None]).square().mean(1)
 
 
 # ---- training
@@ -74,40 +59,6 @@ def test_each_evaluation_keeps_its_own_statistics(momentum):
             variances[k] = (1 - momentum) * variances[k] + momentum * unbiased
             torch.testing.assert_close(norm.running_mean, means, **CLOSE)
             torch.testing.assert_close(norm.running_var, variances, **CLOSE)
-
-
-#: An evaluation as compiled code sees it, which one graph serves for all.
-COMPILED = Stage(torch.tensor(1), 0, torch.tensor(0.5), Fraction(0))
-
-
-def test_compiled_statistics_of_half_precision_are_taken_in_single():
-    field, norm, _ = prepared(momentum=1.0)
-    field.float()
-    x = (1 + batch(0, (64, 2)) / 100).bfloat16()
-    mean, var = moments(x.double())
-    assert evaluate(field, COMPILED, x).dtype == torch.bfloat16
-    # By bfloat16's rounding, 4e-3, they would be off.
-    torch.testing.assert_close(norm.running_mean[1].double(), mean, rtol=1e-5, atol=0)
-    torch.testing.assert_close(norm.running_var[1].double(), var * 64 / 63, rtol=1e-4, atol=0)
-    assert evaluate(field.eval(), COMPILED, x).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_compiled_evaluations_in_eval_mode_are_the_others(affine):
-    field, norm, stages = prepared(affine=affine)
-    norm.running_mean.copy_(batch(1, (3, 2)))
-    norm.running_var.copy_(batch(2, (3, 2)).square())
-    stirred(field).eval()
-    x = batch(0)
-    expected = evaluate(field, stages[1], x)
-    torch.testing.assert_close(evaluate(field, COMPILED, x), expected, **CLOSE)
-
-
-def test_an_empty_batch_has_no_statistics_compiled_either():
-    field, norm, _ = prepared()
-    evaluate(field, COMPILED, torch.empty(0, 2))
-    assert torch.equal(norm.running_mean, torch.zeros(3, 2))
-    assert torch.equal(norm.running_var, torch.ones(3, 2))
 
 
 def test_statistics_can_be_reset():
