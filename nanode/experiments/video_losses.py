@@ -1,6 +1,6 @@
 """−ELBO of the video models beside SVG's: after the same time, and after the same steps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from nanode.experiments.video import Early, Runs, VideoRun
 from nanode.reports.claims import Claim, judge
@@ -80,26 +80,11 @@ def _comparison(title: str, runs: Runs, column: int, early: Early) -> str:
                 mean_text([elbo.loss_over_beta for elbo in scales if elbo], ".1f"),
             ]
         )
-    measured = _beside(losses, losses["svg"])
+    # Ratios seed by seed would share what SVG's losses vary by, and two of them decide nothing.
+    unit = losses["svg"].mean if losses["svg"] else 1.0
+    measured = {model: loss and loss.over(unit) for model, loss in losses.items()}
     verdicts = [f"- {claim.text}: {judge(claim, measured)}" for claim in (*CLAIMS, AUTO[column])]
     return f"## {title}\n\n{table(header, rows)}\n\n" + "\n".join(verdicts)
-
-
-def _beside(losses: Mapping[str, Spread | None], base: Spread | None) -> dict[str, Spread | None]:
-    """Losses in units of a mean, which a claim takes as they are: SVG's own vary as well.
-
-    Ratios seed by seed would share what SVG's vary by, and two seeds of them decide nothing.
-    """
-    if base is None:
-        return {}
-    return {
-        model: one and Spread(one.mean / base.mean, _over(one.deviation, base.mean), one.count)
-        for model, one in losses.items()
-    }
-
-
-def _over(deviation: float | None, mean: float) -> float | None:
-    return None if deviation is None else deviation / mean
 
 
 def _ratios(runs: Runs, model: str, lowest: Callable[[VideoRun], Point | None]) -> Spread | None:

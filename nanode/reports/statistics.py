@@ -15,6 +15,11 @@ class Spread:
     #: How many values it is the mean of.
     count: int
 
+    def over(self, unit: float) -> "Spread":
+        """The same in another unit."""
+        deviation = None if self.deviation is None else self.deviation / unit
+        return Spread(self.mean / unit, deviation, self.count)
+
     def __str__(self) -> str:
         if self.deviation is None:
             return f"{self.mean:.2f}"
